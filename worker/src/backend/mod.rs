@@ -1,7 +1,6 @@
-//! The engine's interface to the worker: an engine, the stages that it builds, and what options
-//! say of an engine. These are traits, so that lanes,
-//! loading and caching can be tested with a stage that only adds. The real engine is behind them in the module
-//! `stage`.
+//! The engine's interface to the worker: an engine, the stages that it builds, and what options say of an engine. These
+//! are traits, so that lanes, loading and caching can be tested with a stage that only adds. The real engine is behind
+//! them in the module `stage`.
 
 pub mod expert_placement;
 pub mod measure;

@@ -2,8 +2,8 @@
 //!
 //! A stage copies the new part of a sequence's state when a ubatch tells it to. Every stage does so at the same
 //! ubatch, so that all copies belong to one position. The executor's thread only copies memory, into a bounded room
-//! ([`taker`]); a task sends it to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or writes it to the disk ([`disk`]), at a
-//! bounded rate. Copies from other workers are kept in a [`store`], layer by layer.
+//! ([`taker`]); a task sends it to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or writes
+//! it to the disk ([`disk`]), at a bounded rate. Copies from other workers are kept in a [`store`], layer by layer.
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
 //! are, unless they were written to since. Of recurrent states it keeps its last copies itself. Missing copies are
