@@ -114,10 +114,11 @@ impl Wire {
 
     /// Types of question and answer of a call; `None`: the older release has no such call.
     fn types(&self, path: &str) -> Option<(String, String)> {
-        match self.is_upgraded.load(Ordering::Relaxed) {
+        if self.is_upgraded.load(Ordering::Relaxed) {
             // What passes is not looked at.
-            true => Some(Default::default()),
-            false => self.methods.get(path).cloned(),
+            Some(Default::default())
+        } else {
+            self.methods.get(path).cloned()
         }
     }
 

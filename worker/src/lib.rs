@@ -20,8 +20,6 @@
 //! - [`backend`] is what an engine must offer, [`stage`] the engine that does, and [`measure`] its speed. [`experts`] and
 //!   [`guests`] say where experts are beside a GPU.
 
-#![deny(clippy::match_bool)]
-
 pub mod backend;
 pub mod cache;
 pub mod config;

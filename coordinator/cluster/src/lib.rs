@@ -19,8 +19,6 @@
 //! - `pool` lends workers that joined to the lines of several models; `supervisor/borrow` is a line's side of that.
 //! - `local` starts child processes. `watch` finds who broke a line. [`pki`] says who is let in.
 
-#![deny(clippy::match_bool)]
-
 mod building;
 mod config;
 mod local;

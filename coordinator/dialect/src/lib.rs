@@ -28,8 +28,6 @@
 //!   become one vector.
 //! - [`constrain`] says what an answer has to fit.
 
-#![deny(clippy::match_bool)]
-
 pub mod arrange;
 pub mod body;
 mod borders;

@@ -11,8 +11,6 @@
 //! - [`WithModel`] takes what the model's own block drafts beside that.
 //! - [`Forced`] drafts an answer that is known with a chosen share of wrong tokens, for benches.
 
-#![deny(clippy::match_bool)]
-
 mod forced;
 mod model;
 mod suffix;

@@ -19,8 +19,6 @@
 //!
 //! [`App`] is what every handler has of its model, [`Fleet`] which models there are, [`ApiError`] every refusal.
 
-#![deny(clippy::match_bool)]
-
 mod answer;
 mod app;
 mod clients;

@@ -18,8 +18,6 @@
 //! - `parting` is for lines that are left in order.
 //! - [`sim`] runs the scheduler against a simulated line.
 
-#![deny(clippy::match_bool)]
-
 mod config;
 mod drafts;
 mod events;

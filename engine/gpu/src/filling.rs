@@ -32,9 +32,10 @@ impl Gpu {
         let mut at = 0;
         while at < len {
             let to = (to, offset + at as u64);
-            let n = match piece > CHUNK {
-                true => Some(self.stage_large(to, at..at + piece, fill)),
-                false => self.stage_some(to, (at..len, piece), fill),
+            let n = if piece > CHUNK {
+                Some(self.stage_large(to, at..at + piece, fill))
+            } else {
+                self.stage_some(to, (at..len, piece), fill)
             };
             // Where there is no chunk the device failed, and does nothing any more.
             let Some(n) = n else { return };

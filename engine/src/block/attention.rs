@@ -60,9 +60,10 @@ impl Attention {
         let back = if loader.has(&name("o.weight")) { "o" } else { "output" };
         let mut output = Linear::load(loader, &name(back), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        let sinks = match spec.sinks {
-            true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
-            false => None,
+        let sinks = if spec.sinks {
+            Some(loader.vector(&name("sinks.weight"), spec.n_head)?)
+        } else {
+            None
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
         let biases = match &spec.buckets {

@@ -77,15 +77,15 @@ impl Experts {
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.ffn_{part}_{suffix}.weight");
         let fused = name("gate_up");
-        let [gate, up] = match activation.is_gated() {
-            true if loader.has(&fused) => {
-                Linear::fused_experts(loader, &fused, n, n_ff, width)?.map(Some)
-            }
-            true => [
+        let [gate, up] = if !activation.is_gated() {
+            [None, Some(Linear::experts(loader, &name("up"), n, n_ff, width)?)]
+        } else if loader.has(&fused) {
+            Linear::fused_experts(loader, &fused, n, n_ff, width)?.map(Some)
+        } else {
+            [
                 Some(Linear::experts(loader, &name("gate"), n, n_ff, width)?),
                 Some(Linear::experts(loader, &name("up"), n, n_ff, width)?),
-            ],
-            false => [None, Some(Linear::experts(loader, &name("up"), n, n_ff, width)?)],
+            ]
         };
         let down = Linear::experts(loader, &name("down"), n, width, n_ff)?;
         let mut load = |part: &str, experts: Vec<Linear>| {
@@ -151,9 +151,10 @@ impl Experts {
             return sum;
         }
         let place = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
-        let pairs = match away.is_rehearsal {
-            true => away.scratch.zeros(routing.n_pairs(), x.cols()),
-            false => self.of_pairs(&place, &away.x, &away.routing),
+        let pairs = if away.is_rehearsal {
+            away.scratch.zeros(routing.n_pairs(), x.cols())
+        } else {
+            self.of_pairs(&place, &away.x, &away.routing)
         };
         match onto {
             // The order of the sum is that of its bits: what it begins with lies here.
@@ -343,10 +344,7 @@ impl Projections {
         let parts = experts.into_iter().map(Linear::into_parts);
         let (weights, adapters): (Vec<_>, Vec<_>) =
             parts.map(|(weight, adapters)| (Arc::new(weight), adapters)).unzip();
-        let bias = match loader.has(name) {
-            true => Some(loader.values(name, &[rows, n])?),
-            false => None,
-        };
+        let bias = if loader.has(name) { Some(loader.values(name, &[rows, n])?) } else { None };
         let adapters = ExpertLora::together(loader, adapters)?;
         Ok(Self { weights: loader.together(weights)?, bias, adapters })
     }

@@ -94,12 +94,13 @@ impl Mla {
             },
         };
         let (rank, n) = (spec.kv_rank, spec.n_head);
-        let [k_b, v_b] = match loader.has(&name("kv_b")) {
-            true => split_kv_b(spec, &name("kv_b"), loader)?,
-            false => [
+        let [k_b, v_b] = if loader.has(&name("kv_b")) {
+            split_kv_b(spec, &name("kv_b"), loader)?
+        } else {
+            [
                 loader.experts(&name("k_b"), n, rank, spec.n_nope)?,
                 loader.experts(&name("v_b"), n, spec.head_dim_v, rank)?,
-            ],
+            ]
         };
         let gate_rows = spec.gate.map(|gate| match gate {
             MlaGate::EachValue => n * spec.head_dim_v,
@@ -124,13 +125,11 @@ impl Mla {
             k_b,
             v_b,
             gate,
-            sinks: match spec.sinks {
-                true => Some(loader.vector(&name("sinks"), n)?),
-                false => None,
-            },
-            pe_norm: match spec.pe_norm {
-                true => Some(loader.vector(&name("k_norm"), spec.n_pe)?),
-                false => None,
+            sinks: if spec.sinks { Some(loader.vector(&name("sinks"), n)?) } else { None },
+            pe_norm: if spec.pe_norm {
+                Some(loader.vector(&name("k_norm"), spec.n_pe)?)
+            } else {
+                None
             },
             output: Linear::matrix(loader, &name("output"), n_embd, n * spec.head_dim_v)?,
             spec: spec.clone(),

@@ -73,14 +73,13 @@ impl Moe {
             Some(latent) => Some(Latent::load(latent, stem, n_embd, loader)?),
         };
         let width = spec.latent.map_or(n_embd, |latent| latent.width);
-        let selection_bias = match spec.selection_bias {
-            true => {
-                // Converters write it with and without the usual end of a name.
-                let plain = format!("{stem}.{SELECTION_BIAS}");
-                let name = if loader.has(&plain) { plain } else { format!("{plain}.bias") };
-                Some(loader.vector(&name, n)?)
-            }
-            false => None,
+        let selection_bias = if spec.selection_bias {
+            // Converters write it with and without the usual end of a name.
+            let plain = format!("{stem}.{SELECTION_BIAS}");
+            let name = if loader.has(&plain) { plain } else { format!("{plain}.bias") };
+            Some(loader.vector(&name, n)?)
+        } else {
+            None
         };
         let by_token = match spec.by_token {
             Some(n_vocab) => Some(TokenExperts::load(stem, [n_vocab, spec.n_used, n], loader)?),
@@ -301,13 +300,12 @@ impl Shared {
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let gate = match spec.gated {
-            true => {
-                let name = format!("{stem}.ffn_gate_inp_shexp.weight");
-                let weight = loader.row(&name, n_embd)?;
-                Some(Linear::of(loader, &name, weight)?)
-            }
-            false => None,
+        let gate = if spec.gated {
+            let name = format!("{stem}.ffn_gate_inp_shexp.weight");
+            let weight = loader.row(&name, n_embd)?;
+            Some(Linear::of(loader, &name, weight)?)
+        } else {
+            None
         };
         Ok(Self { mlp: Mlp::load(&spec.mlp, stem, n_embd, loader)?, gate })
     }

@@ -162,9 +162,10 @@ impl Sampler {
         pos: u32,
     ) -> Result<DraftedToken, SampleError> {
         let id = self.sample(logits, setup, history, Next { pos, ..Next::default() })?.id;
-        let odds = match takes_maximum(&setup.params) {
-            true => libm::exp(log_prob(logits, id)?),
-            false => self.candidates.share_of(id),
+        let odds = if takes_maximum(&setup.params) {
+            libm::exp(log_prob(logits, id)?)
+        } else {
+            self.candidates.share_of(id)
         };
         Ok(DraftedToken { id, odds: odds.clamp(0.0, 1.0) as f32 })
     }

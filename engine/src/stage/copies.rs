@@ -81,10 +81,7 @@ impl Stage {
             block,
             paged,
             pages: state.copy_pages(sequence, first_page, n_pages, to),
-            rest: match complete {
-                true => state.copy_rest(sequence, len, to),
-                false => Vec::new(),
-            },
+            rest: if complete { state.copy_rest(sequence, len, to) } else { Vec::new() },
         });
         let (prints, blocks) = (self.prints.clone(), blocks.collect());
         // What was read of a device that failed is anything.

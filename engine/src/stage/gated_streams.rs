@@ -37,9 +37,10 @@ impl GatedConnection {
             norm: loader.values_of_either(&name("norm"), [&[width], &[n_embd, spec.n]])?,
             down: loader.matrix(&name("down"), spec.rank, width)?,
             up: loader.matrix(&name("up"), width, spec.rank)?,
-            inject: match writes {
-                true => Some(loader.matrix(&name("inject"), spec.n, width)?),
-                false => None,
+            inject: if writes {
+                Some(loader.matrix(&name("inject"), spec.n, width)?)
+            } else {
+                None
             },
             spec: *spec,
         })

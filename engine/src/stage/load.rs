@@ -572,13 +572,13 @@ pub(super) fn load_head(
     loader: &mut WeightLoader<'_>,
 ) -> Result<Head, ModelError> {
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
-    let output = match spec.is_encoder() {
-        true => None,
+    let output = if spec.is_encoder() {
+        None
+    } else if matrix == TOKEN_EMBD {
         // Tied, it is the embedding without what adapters add to that.
-        false if matrix == TOKEN_EMBD => {
-            Some(Linear::plain(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?))
-        }
-        false => Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?),
+        Some(Linear::plain(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?))
+    } else {
+        Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?)
     };
     let mix = load_head_mix(spec, loader)?;
     let read = load_read(spec, loader, "", (spec.head.norm, spec.head.eps), mix)?;

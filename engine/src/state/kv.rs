@@ -47,9 +47,8 @@ impl KvCache {
     ) -> Result<Self, ModelError> {
         let StateRoom { n_slots, n_blocks, max_rows, .. } = *room;
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        let pool = usize::try_from(bytes).ok().and_then(|bytes| match of_host {
-            true => device.host_memory(bytes),
-            false => device.memory(bytes),
+        let pool = usize::try_from(bytes).ok().and_then(|bytes| {
+            if of_host { device.host_memory(bytes) } else { device.memory(bytes) }
         });
         let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })?;
         let places = window.map(|window| Places::new(window, n_blocks));

@@ -35,10 +35,7 @@ impl SlotStates {
             let what = "recurrent states";
             values
                 .checked_mul(n_slots)
-                .and_then(|len| match of_host {
-                    true => device.host_memory(len),
-                    false => device.memory(len),
-                })
+                .and_then(|len| if of_host { device.host_memory(len) } else { device.memory(len) })
                 .ok_or(ModelError::OutOfMemory { bytes, what })
         };
         Ok(Self { n_conv, n_scan, conv: room(n_conv, false)?, scan: room(n_scan, of_host)? })

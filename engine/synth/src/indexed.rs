@@ -59,12 +59,11 @@ pub(super) fn dots3note(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     plan.count("attention.key_length_mla_swa", of_window.head_dim + latent.n_pe);
     plan.count("attention.value_length_mla_swa", of_window.head_dim);
     latent_layers(shape, &latent, plan, |il, plan| {
-        match windows[il] {
-            true => latent_attention(&of_window, &narrow, plan),
-            false => {
-                latent_attention(shape, &latent, plan);
-                index(shape, &latent, plan);
-            }
+        if windows[il] {
+            latent_attention(&of_window, &narrow, plan)
+        } else {
+            latent_attention(shape, &latent, plan);
+            index(shape, &latent, plan);
         }
         plan.norm("attn_k_norm", latent.n_pe);
         head_gate(shape, plan, shape.n_head);

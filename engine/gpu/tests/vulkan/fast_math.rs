@@ -353,9 +353,10 @@ fn check_experts(
     for of_pairs in [false, true] {
         let mut out = on(gpu, &vec![f32::NAN; wanted.len()]);
         let there = formed(gpu, form, if of_pairs { &pairs } else { x }, cols);
-        let x = match of_pairs {
-            true => ExpertRows::OfPairs(there.span()),
-            false => ExpertRows::Routed(there.span()),
+        let x = if of_pairs {
+            ExpertRows::OfPairs(there.span())
+        } else {
+            ExpertRows::Routed(there.span())
         };
         gpu.expert_products(
             routes.work(),

@@ -137,9 +137,10 @@ fn rows<'a>(op: &AttendEntries<'a, Host>) -> Vec<EntryRow<'a>> {
         for i in 0..part.n_rows {
             let pos = part.first_pos + i;
             let n_seen = op.pool.map_or(0, |_| op.layout.n_entries(pos + 1));
-            let entries = match n_seen > per_row {
-                true => Entries::Chosen(lists.next().expect("a list for each such row")),
-                false => Entries::First(n_seen),
+            let entries = if n_seen > per_row {
+                Entries::Chosen(lists.next().expect("a list for each such row"))
+            } else {
+                Entries::First(n_seen)
             };
             let (end, n_near) = (start + n_before + i + 1, window.min(pos + 1));
             let near = &op.near[(end - n_near) * width..end * width];

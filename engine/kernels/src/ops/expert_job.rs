@@ -252,10 +252,7 @@ impl Work<'_> {
                 return;
             }
             turns = turns.saturating_add(1);
-            match turns < SPINS {
-                true => std::hint::spin_loop(),
-                false => std::thread::yield_now(),
-            }
+            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         let x = self.goes_down(part.run);
         let rows = 0..run.pairs.len();

@@ -64,9 +64,10 @@ pub(super) fn describe_2_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
             rotation: if rotates { Rotation::Model } else { Rotation::None },
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
-        match il < n_dense {
-            true => dense(hp, eps, il, attention),
-            false => Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?))),
+        if il < n_dense {
+            dense(hp, eps, il, attention)
+        } else {
+            Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?)))
         }
     };
     let spec = around(hp, decoder::model(hp, eps, rope, build)?)?;

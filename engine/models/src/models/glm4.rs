@@ -40,9 +40,10 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
             output_bias: false,
             ..decoder::attention(hp, il)?
         };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, None)?),
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, None)?)
         };
         Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
     };

@@ -59,9 +59,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 /// Half of what layers with windows rotate.
 fn half(hp: &Hparams<'_>, n_rot: usize) -> Result<usize, ModelError> {
-    match (n_rot / 2).is_multiple_of(2) {
-        true => Ok(n_rot / 2),
-        false => Err(hp.bad("rope.dimension_count", "must be a multiple of 4 for step35")),
+    if (n_rot / 2).is_multiple_of(2) {
+        Ok(n_rot / 2)
+    } else {
+        Err(hp.bad("rope.dimension_count", "must be a multiple of 4 for step35"))
     }
 }
 

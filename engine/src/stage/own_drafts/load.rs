@@ -107,9 +107,10 @@ fn load_block(
     };
     let head_read = BlockInput::new(Some(head_norm), mix);
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
-    let output = match head.own_output {
-        true => Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?),
-        false => None,
+    let output = if head.own_output {
+        Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?)
+    } else {
+        None
     };
     // Some files have a norm more than is needed.
     loader.taken_before(&format!("{stem}.layer_output_norm.weight"));
