@@ -460,7 +460,8 @@ impl<'a> WeightLoader<'a> {
     pub fn values_of_either(
         &mut self,
         name: &str,
-        [one, other]: [&[usize]; 2],
+        one: &[usize],
+        other: &[usize],
     ) -> Result<Vector, ModelError> {
         let is_other = |tensor: &TensorInfo| same_shape(tensor.dims(), other);
         let dims = if self.model.tensor(name).is_some_and(is_other) { other } else { one };

@@ -280,7 +280,7 @@ impl Temperature {
 
 impl AttentionSpec {
     /// Heads with the usual scale 1/sqrt(width of a key), neither rotated nor normed.
-    pub fn plain([n_head, n_kv_head]: [usize; 2], dims: [usize; 2]) -> Self {
+    pub fn plain(n_head: usize, n_kv_head: usize, dims: [usize; 2]) -> Self {
         let [head_dim_k, head_dim_v] = dims;
         Self {
             n_head,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::linear::Linear;
-use super::lora::{self, ExpertLora};
+use super::lora::{self, Adapted, ExpertLora};
 use super::mlp::activate;
 use super::{BlockCx, RowAdapters};
 use crate::batch::AdapterUse;
@@ -13,7 +13,7 @@ use crate::device::{
     RoutingShare, Rows, Scratch, Sent,
 };
 use crate::kernels::{KernelError, Vector};
-use crate::ops::{ExpertRows, Routing, RoutingPart};
+use crate::ops::{ExpertRows, Routing};
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
@@ -32,6 +32,19 @@ pub(super) struct Experts {
     gate: Option<Projections>,
     up: Projections,
     down: Projections,
+}
+
+/// How many experts there are, and what one computes.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertsShape {
+    pub(super) n: usize,
+    /// Width inside an expert.
+    pub(super) n_ff: usize,
+    /// Width of the rows that they work in.
+    pub(super) width: usize,
+    pub(super) activation: Activation,
+    /// Whether weights multiply what an expert reads, not what it gives.
+    pub(super) weigh_input: bool,
 }
 
 /// A projection for each expert.
@@ -54,27 +67,24 @@ struct Place<'a> {
 /// A projection, and the matrices that are computed with.
 type Way<'a> = (&'a Projections, &'a ExpertMatrices);
 
-/// Rows that use the same adapters, some of which are for these experts.
-type Adapted<'a> = (RoutingPart<'a>, &'a [AdapterUse]);
-
 impl Experts {
-    /// Loads `n` experts that are `n_ff` wide inside, and work in rows of `width`, from `<stem>.ffn_{gate,up,down}_<suffix>`
-    /// (or `ffn_gate_up_<suffix>`).
+    /// Loads experts from `<stem>.ffn_{gate,up,down}_<suffix>` (or `ffn_gate_up_<suffix>`).
     pub(super) fn load(
-        names: (&str, &str),
-        sizes: [usize; 3],
-        how: (Activation, bool),
+        stem: &str,
+        suffix: &str,
+        shape: ExpertsShape,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        loader.loading_experts(|loader| Self::load_in_place(names, sizes, how, loader))
+        loader.loading_experts(|loader| Self::load_in_place(stem, suffix, shape, loader))
     }
 
     fn load_in_place(
-        (stem, suffix): (&str, &str),
-        [n, n_ff, width]: [usize; 3],
-        (activation, weigh_input): (Activation, bool),
+        stem: &str,
+        suffix: &str,
+        shape: ExpertsShape,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
+        let ExpertsShape { n, n_ff, width, activation, weigh_input } = shape;
         let name = |part: &str| format!("{stem}.ffn_{part}_{suffix}.weight");
         let fused = name("gate_up");
         let [gate, up] = if !activation.is_gated() {
@@ -114,7 +124,8 @@ impl Experts {
     pub(super) fn sum(
         &self,
         cx: &BlockCx<'_>,
-        (x, routing): (&Rows, &Routing),
+        x: &Rows,
+        routing: &Routing,
         sent: Option<Sent>,
         onto: Option<Rows>,
     ) -> Rows {
@@ -128,7 +139,7 @@ impl Experts {
             return sum;
         };
         let away = device.away(sent);
-        let sum = self.sum_away(cx, (x, routing), &away, onto);
+        let sum = self.sum_away(cx, x, routing, &away, onto);
         if !away.is_rehearsal {
             device.learn(self.id, &away.routing, &self.matrices());
         }
@@ -139,7 +150,8 @@ impl Experts {
     fn sum_away(
         &self,
         cx: &BlockCx<'_>,
-        (x, routing): (&Rows, &Routing),
+        x: &Rows,
+        routing: &Routing,
         away: &Away<'_>,
         onto: Option<Rows>,
     ) -> Rows {
@@ -255,11 +267,11 @@ impl Experts {
         let (gate_way, [up_way, down_way]) = self.ways(place);
         let mut both = vec![(up_way, &mut up)];
         both.extend(gate_way.map(|way| (way, &mut gate)));
-        project(place, (routing, &adapted), input, both);
+        project(place, routing, &adapted, input, both);
         activate(device, self.activation, &gate, &mut up);
         let mut expert_out = scratch.take(n_pairs, width);
         let down = vec![(down_way, &mut expert_out)];
-        project(place, (routing, &adapted), ExpertRows::OfPairs(&up), down);
+        project(place, routing, &adapted, ExpertRows::OfPairs(&up), down);
         expert_out
     }
 
@@ -283,7 +295,7 @@ impl Experts {
     ) -> Vec<Adapted<'a>> {
         let all = 0..n_rows;
         let runs = place.adapters.within(&all).filter(|(_, uses)| self.have(uses));
-        runs.map(|(rows, uses)| (routing.part(rows), uses)).collect()
+        runs.map(|(rows, uses)| Adapted { rows: routing.part(rows), uses }).collect()
     }
 
     /// Whether some of `n_rows` rows use adapters that the experts have.
@@ -313,7 +325,8 @@ impl Experts {
 /// Projections of the same rows; their products run in one fork-join. Where rows are adapted, `x` has those of pairs.
 fn project(
     place: &Place<'_>,
-    (routing, adapted): (&Routing, &[Adapted<'_>]),
+    routing: &Routing,
+    adapted: &[Adapted<'_>],
     x: ExpertRows<&Rows>,
     mut outs: Vec<(Way<'_>, &mut Rows)>,
 ) {
@@ -323,8 +336,8 @@ fn project(
     for ((projections, _), out) in outs {
         if let ExpertRows::OfPairs(x) = x {
             let loras = &projections.adapters;
-            for (rows, uses) in adapted {
-                lora::add_to_experts((place.device, place.scratch), (rows, uses), loras, x, out);
+            for adapted in adapted {
+                lora::add_to_experts(place.device, place.scratch, adapted, loras, x, out);
             }
         }
         if let Some(bias) = &projections.bias {

@@ -60,7 +60,8 @@ impl Device {
         &self,
         over: &IndexOver<'_>,
         sizes: PoolSizes,
-        (q, weights): (&Rows, &Rows),
+        q: &Rows,
+        weights: &Rows,
         out: &mut Rows,
     ) {
         let IndexOver { layout, pool, parts } = *over;

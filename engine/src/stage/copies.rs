@@ -61,7 +61,8 @@ impl Stage {
     pub fn copy_new(
         &self,
         slot: SlotId,
-        (len, plane): (u32, Option<SlotId>),
+        len: u32,
+        plane: Option<SlotId>,
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {

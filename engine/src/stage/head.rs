@@ -66,6 +66,14 @@ enum Values {
     All { normed: Fetched, logits: Fetched },
 }
 
+/// Rows of a ubatch that a head reads.
+#[derive(Clone, Copy)]
+pub(super) struct WantedRows<'a> {
+    pub(super) rows: &'a BoundaryRows,
+    /// The adapters that they use.
+    pub(super) adapters: &'a RowAdapters,
+}
+
 impl HeadRows {
     /// Of parts that were not computed, since all of them [are refuted](Head::is_refuted).
     pub(super) fn refuted(parts: Vec<PartRows>) -> Self {
@@ -75,14 +83,16 @@ impl HeadRows {
 }
 
 impl Head {
-    /// What the parts want of their gathered rows, and the adapters that these use: all but the draws.
+    /// What the parts want of their gathered rows: all but the draws.
     pub(super) fn rows(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         sequences: &Sequences,
         parts: Vec<PartRows>,
-        (wanted, adapters): (&BoundaryRows, &RowAdapters),
+        wanted: WantedRows<'_>,
     ) -> HeadRows {
+        let WantedRows { rows: wanted, adapters } = wanted;
         let n = wanted.hidden.n_rows();
         if n == 0 {
             return HeadRows::refuted(Vec::new());
@@ -93,7 +103,7 @@ impl Head {
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
-            Some(output) => self.logits((device, scratch), output, &normed, adapters),
+            Some(output) => self.logits(device, scratch, output, &normed, adapters),
             None => Rows::default(),
         };
         let few = few_looked_at(sequences, &parts)
@@ -178,7 +188,7 @@ impl Head {
                 outputs.push(RowOutput { slot, pos: 0, value, mask_us: 0 });
                 continue;
             };
-            let value = self.draw(sequences, slot, (row.pos, row.mu), &row.logits);
+            let value = self.draw(sequences, slot, row.pos, row.mu, &row.logits);
             let pos = row.pos;
             if value == RowValue::NotYet {
                 self.put_off.insert(slot, row);
@@ -216,7 +226,7 @@ impl Head {
             if part.want == Want::Verify {
                 let first = index;
                 let draw = |head: &mut Self, i: usize, pos: u32| {
-                    head.draw(sequences, part.slot, (pos, None), row_logits(first + i))
+                    head.draw(sequences, part.slot, pos, None, row_logits(first + i))
                 };
                 let drawn = self.verified(sequences, part, draw);
                 if let [RowOutput { pos, value: RowValue::NotYet, .. }] = drawn[..]
@@ -259,13 +269,14 @@ impl Head {
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     pub(super) fn logits(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         output: &Linear,
         normed: &Rows,
         adapters: &RowAdapters,
     ) -> Rows {
         let mut logits = scratch.take(normed.n_rows(), output.rows());
-        project_all((device, scratch), adapters, &mut [output.job(normed, &mut logits)]);
+        project_all(device, scratch, adapters, &mut [output.job(normed, &mut logits)]);
         if let Some(bias) = &self.bias {
             device.add_bias(&mut logits, bias);
         }
@@ -364,7 +375,7 @@ impl Head {
             // That a guided draw has its guide was checked with the ubatch.
             _ => Cow::Borrowed(logits),
         };
-        let value = self.draw(sequences, part.slot, (pos, part.mu), &logits);
+        let value = self.draw(sequences, part.slot, pos, part.mu, &logits);
         if value == RowValue::NotYet {
             let (mu, logits) = (part.mu, logits.into_owned());
             self.put_off.insert(part.slot, PutOff { pos, mu, logits });
@@ -377,7 +388,8 @@ impl Head {
         &mut self,
         sequences: &Sequences,
         slot: SlotId,
-        (pos, mu): (u32, Option<f32>),
+        pos: u32,
+        mu: Option<f32>,
         logits: &[f32],
     ) -> RowValue {
         let setup = setup_of(sequences, slot);
@@ -532,9 +544,9 @@ mod tests {
         let run = |hidden: &[f32]| {
             let scratch = Scratch::default();
             let wanted = BoundaryRows::stream(Rows::new(hidden.to_vec(), N_EMBD));
-            let wanted = (&wanted, &RowAdapters::default());
+            let wanted = WantedRows { rows: &wanted, adapters: &RowAdapters::default() };
             let mut head = head(&device);
-            let rows = head.rows((&device, &scratch), &sequences, parts.clone(), wanted);
+            let rows = head.rows(&device, &scratch, &sequences, parts.clone(), wanted);
             head.outputs(&sequences, rows)
         };
         let rows = run(&hidden);

@@ -28,7 +28,8 @@ impl SlotStates {
         device: &Device,
         n_slots: usize,
         n_conv: usize,
-        (n_scan, of_host): (usize, bool),
+        n_scan: usize,
+        of_host: bool,
     ) -> Result<Self, ModelError> {
         let room = |values: usize, of_host: bool| {
             let bytes = (values as u64).saturating_mul(n_slots as u64) * size_of::<f32>() as u64;
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn slots_are_copied_zeroed_and_read_alone() {
         let device = Device::cpu(crate::kernels::unfused(), 1, None).unwrap();
-        let mut states = SlotStates::new(&device, 3, 2, (5, false)).unwrap();
+        let mut states = SlotStates::new(&device, 3, 2, 5, false).unwrap();
         let (conv, scan) = states.split();
         conv.iter_mut().enumerate().for_each(|(i, v)| *v = i as f32);
         scan.iter_mut().enumerate().for_each(|(i, v)| *v = 100.0 + i as f32);

@@ -222,7 +222,7 @@ impl Both {
         let here: Vec<_> = here.collect();
         let kept = |matrix: &PackedMatrix| Arc::new(gpu.keep(matrix.bytes()).expect("room"));
         let placed = here.iter().map(|matrix| (kept(matrix), matrix.scale())).collect();
-        let table = gpu.expert_table(there, [rows, cols], placed).expect("room");
+        let table = gpu.expert_table(there, rows, cols, placed).expect("room");
         Self { here, there: table, wants_blocks: there.wants_blocks() }
     }
 

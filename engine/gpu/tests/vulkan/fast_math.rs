@@ -333,7 +333,7 @@ fn check_experts(
 ) {
     let [rows, cols] = [experts[0].packed.rows(), experts[0].packed.cols()];
     let kept = |m: &Matrix| (Arc::new(gpu.keep(m.packed.bytes()).expect("room")), m.packed.scale());
-    let table = gpu.expert_table(experts[0].ty, [rows, cols], experts.iter().map(kept).collect());
+    let table = gpu.expert_table(experts[0].ty, rows, cols, experts.iter().map(kept).collect());
     let table = table.expect("room");
     let by = ChooseBy::Score { bias: None, groups: None };
     let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Scaled(1.0) };

@@ -12,7 +12,7 @@ use crate::tiles::attention::{Attend, AttendPart, AttendVariant};
 use crate::tiles::kv::KvRow;
 use crate::tiles::out_rows::Rows;
 use brigade_ops::{AttendEntries, Host, PageId, n_before};
-use brigade_shapes::{EntryLayout, KV_PAGE, KvLayout};
+use brigade_shapes::{EntryLayout, KV_PAGE};
 
 /// Pages of keys that are copied at once, at least those of one row.
 const PAGES_AT_ONCE: usize = 256;
@@ -88,7 +88,7 @@ impl Compute {
                 let rows = &rows[batch];
                 let pages: Vec<PageId> = (0..pages as u32).map(PageId).collect();
                 let parts = &own_parts(rows, &pages)[..];
-                self.copy_row_keys((op.layout, pool), rows, (&layout, parts), room);
+                self.copy_row_keys(op.layout, pool, rows, parts, room);
                 let (pool, n_head, scale) = (&*room, op.n_head, op.scale);
                 let over = Attend { layout: &layout, pool, parts, n_head, scale, variant };
                 self.attend(&over, op.q, op.out);
@@ -99,11 +99,13 @@ impl Compute {
     /// Copies what each row attends to to pages of its own: `parts` are the rows'.
     fn copy_row_keys(
         &self,
-        (entries, from): (&EntryLayout, &[u8]),
+        entries: &EntryLayout,
+        from: &[u8],
         rows: &[EntryRow<'_>],
-        (layout, parts): (&KvLayout, &[AttendPart<'_>]),
+        parts: &[AttendPart<'_>],
         to: &mut [u8],
     ) {
+        let layout = &entries.keys();
         let (write, page_bytes) = (self.kernels().kv_write, layout.page_bytes());
         let to = Rows::new(to, page_bytes);
         self.pool().run(parts.len(), &|i, _| {

@@ -74,7 +74,7 @@ pub(super) fn describe_2_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     let skeleton = Skeleton { norm, ..spec.skeleton.clone() };
     let spec = ModelSpec { skeleton, ..spec };
     // The block rotates and has experts in any case.
-    Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+    Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, |il| {
         let attention = windows.apply(il, decoder::attention(hp, il)?);
         Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?)))
     }))

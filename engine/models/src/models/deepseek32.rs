@@ -28,7 +28,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let sizes = Sizes::read(hp)?;
     let chosen = |il, mla: &MlaSpec| {
         if il < hp.n_layer() {
-            sizes.own(hp, (il, mla), Rotation::Local, false).map(Some)
+            sizes.own(hp, il, mla, Rotation::Local, false).map(Some)
         } else {
             Ok(None)
         }
@@ -46,7 +46,7 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let chosen = |il: usize, mla: &MlaSpec| {
         let Some(has_index) = has_index.get(il) else { return Ok(None) };
         Ok(Some(if *has_index {
-            sizes.own(hp, (il, mla), Rotation::Model, shared)?
+            sizes.own(hp, il, mla, Rotation::Model, shared)?
         } else {
             let sizes = PoolSizes::single(sizes.per_row);
             ChosenSpec { sizes, by: ChosenBy::Before, place: 0 }
@@ -95,7 +95,8 @@ impl Sizes {
     pub(super) fn own(
         &self,
         hp: &Hparams<'_>,
-        (il, mla): (usize, &MlaSpec),
+        il: usize,
+        mla: &MlaSpec,
         rotation: Rotation,
         shared: bool,
     ) -> Result<ChosenSpec, ModelError> {

@@ -51,7 +51,7 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
     match &spec.rope {
         // Blocks of files for pictures are not known to rotate as the layers do.
         Some(rope) if !rope.still.is_empty() => Ok(spec),
-        _ => Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer)),
+        _ => Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, layer)),
     }
 }
 

@@ -116,7 +116,7 @@ impl Indexes {
         if !self.has[il] {
             return Ok(ChosenSpec { sizes, by: ChosenBy::Before, place });
         }
-        let own = self.of.own(hp, (il, mla), Rotation::None, self.shared)?;
+        let own = self.of.own(hp, il, mla, Rotation::None, self.shared)?;
         let by = match own.by {
             ChosenBy::Index(index) => ChosenBy::Index(IndexSpec { eps, ..index }),
             ChosenBy::Before => ChosenBy::Before,

@@ -21,7 +21,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let n_layer = hp.n_layer();
     let layer = |il: usize| {
         let mixer = if recurrent[il] {
-            BlockKind::Lightning(lightning(hp, (il, n_layer), eps)?)
+            BlockKind::Lightning(lightning(hp, il, n_layer, eps)?)
         } else {
             BlockKind::Attention(decoder::attention(hp, il)?)
         };
@@ -37,7 +37,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 fn lightning(
     hp: &Hparams<'_>,
-    (il, n_layer): (usize, usize),
+    il: usize,
+    n_layer: usize,
     eps: f32,
 ) -> Result<LightningSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?[il];
