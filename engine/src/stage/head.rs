@@ -47,7 +47,7 @@ pub(super) struct Head {
 pub(super) struct PutOff {
     pos: u32,
     mu: Option<f32>,
-    /// `[n_vocab]`, a guide's beside it taken in.
+    /// `[n_vocab]`, a companion's beside it taken in.
     logits: Vec<f32>,
 }
 
@@ -99,7 +99,7 @@ impl Head {
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
-        // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
+        // Rows whose logits nobody wants are not multiplied if no other is either. A companion never comes alone.
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
@@ -220,7 +220,7 @@ impl Head {
         let (n_vocab, n_embd) = (self.output.as_ref().map_or(0, Linear::rows), self.n_embd);
         let mut outputs = Vec::with_capacity(parts.len());
         let mut index = 0;
-        let mut guide = None;
+        let mut companion = None;
         for part in parts {
             let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
             if part.want == Want::Verify {
@@ -243,14 +243,14 @@ impl Head {
                 let pos = part.pos + (row - part.rows.start) as u32;
                 let logits = || row_logits(index);
                 let value = match part.want {
-                    Want::Guide => {
-                        guide = Some(index);
+                    Want::Companion => {
+                        companion = Some(index);
                         index += 1;
                         continue;
                     }
                     Want::Sample => {
-                        let guide = guide.take().map(row_logits);
-                        self.sample(sequences, part, pos, logits(), guide)
+                        let companion = companion.take().map(row_logits);
+                        self.sample(sequences, part, pos, logits(), companion)
                     }
                     Want::Hidden | Want::HiddenFirst | Want::HiddenLast => {
                         RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
@@ -364,15 +364,17 @@ impl Head {
         part: &PartRows,
         pos: u32,
         logits: &[f32],
-        guide: Option<&[f32]>,
+        of_companion: Option<&[f32]>,
     ) -> RowValue {
         let setup = setup_of(sequences, part.slot);
-        let logits = match (setup.guidance, guide) {
-            (Some(guidance), Some(guide)) => match guidance.combine(logits, guide) {
-                Ok(combined) => Cow::Owned(combined),
-                Err(error) => return RowValue::Failed(error.to_string()),
-            },
-            // That a guided draw has its guide was checked with the ubatch.
+        let logits = match (setup.companion, of_companion) {
+            (Some(companion), Some(of_companion)) => {
+                match companion.combine(logits, of_companion) {
+                    Ok(combined) => Cow::Owned(combined),
+                    Err(error) => return RowValue::Failed(error.to_string()),
+                }
+            }
+            // That a draw which wants a companion has it was checked with the ubatch.
             _ => Cow::Borrowed(logits),
         };
         let value = self.draw(sequences, part.slot, pos, part.mu, &logits);

@@ -529,7 +529,7 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
         )));
     }
     let has_logits =
-        |want| matches!(want, Want::Sample | Want::Verify | Want::Guide | Want::Logits);
+        |want| matches!(want, Want::Sample | Want::Verify | Want::Companion | Want::Logits);
     match ub.parts.iter().find(|part| has_logits(part.want)) {
         Some(part) => Err(BatchError::Malformed(format!(
             "slot {}: an encoder has no tokens and no logits, its rows can be asked for",

@@ -22,7 +22,7 @@ impl Scheduler {
         self.line.as_ref().map_or(0, |line| pages_of_next(&self.waiting, &self.live, line))
     }
 
-    /// Whether the next row of a sequence, and that of its guide, have pages; they get some if there are any for them. One that
+    /// Whether the next row of a sequence, and that of its companion, have pages; they get some if there are any for them. One that
     /// runs ahead gets the pages of its windows before they are needed, if there are any.
     pub(crate) fn has_place_for_next(&mut self, no: SeqNo) -> bool {
         let has_place = self.has_place(no, 0);
@@ -82,7 +82,7 @@ impl Line {
         self.blocks.total() - self.blocks.n_running()
     }
 
-    /// One more page for the sequence and for its guide, as far as their pages are full.
+    /// One more page for the sequence and for its companion, as far as their pages are full.
     ///
     /// # Panics
     /// If there are none: [`Line::n_unused_pages`] was asked.
@@ -93,8 +93,8 @@ impl Line {
             half.blocks.extend(&blocks);
             self.ops.push(SeqOp::Grow { slot: half.slot, blocks });
         }
-        if let Some(guide) = &mut half.guide {
-            self.grow(guide, ahead);
+        if let Some(companion) = &mut half.companion {
+            self.grow(companion, ahead);
         }
     }
 }

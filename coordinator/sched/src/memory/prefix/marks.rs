@@ -83,7 +83,7 @@ impl Admitted {
         Some(next.at - self.sent)
     }
 
-    /// Whether it or its guide has a mark where what was sent ends.
+    /// Whether it or its companion has a mark where what was sent ends.
     pub fn is_at_mark(&self) -> bool {
         self.halves().any(|half| half.marks.iter().any(|mark| mark.at == half.sent))
     }

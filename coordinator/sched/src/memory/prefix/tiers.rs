@@ -94,7 +94,7 @@ impl Scheduler {
     /// there is.
     pub fn begins_with(&self, request: &Request) -> Option<u32> {
         let line = self.line.as_ref().filter(|line| !line.faulted && !line.is_parting())?;
-        if !line.reuses(request) || request.guide.is_some() {
+        if !line.reuses(request) || request.companion.is_some() {
             return None;
         }
         let space = Space::new(request.namespace(), &request.adapters);
