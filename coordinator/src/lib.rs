@@ -11,6 +11,4 @@
 //!
 //! [`cli`] has the commands.
 
-#![deny(clippy::match_bool)]
-
 pub mod cli;

@@ -242,9 +242,9 @@ pub enum Want {
     /// [`RowValue::Refuted`] whole where its first token is not the one that was drawn before it, and so is every later
     /// one up to the sequence's next [`SeqOp::Truncate`].
     Verify,
-    /// The last row: the next part's token is drawn with its logits beside that part's own ([`Guidance`]).
+    /// The last row: the next part's token is drawn with its logits beside that part's own ([`Companion`]).
     /// Nothing is returned.
-    Guide,
+    Companion,
     /// Every row: whole logits rows are returned.
     Logits,
     /// Every row: what the head's norm makes of it is returned, `[n_embd]`, for embeddings.
@@ -268,23 +268,23 @@ pub struct SamplerSetup {
     pub not_before: NotBefore,
     /// What the answer has to fit; `None`: nothing.
     pub constraint: Option<Arc<Constraint>>,
-    /// Each draw is guided by a second sequence; `None`: off.
-    pub guidance: Option<Guidance>,
+    /// What a second sequence has to do with each draw; `None`: there is none.
+    pub companion: Option<Companion>,
 }
 
 impl SamplerSetup {
     /// Whether drafts can be verified ([`Want::Verify`]): a draw may depend on nothing but its row and the tokens before it.
     /// A stage wants [`Constraint::later`] besides.
     pub fn can_verify(&self) -> bool {
-        self.guidance.is_none() && !self.params.keeps_surprise()
+        self.companion.is_none() && !self.params.keeps_surprise()
     }
 }
 
-/// Classifier-free guidance: tokens are drawn from what a sequence says beyond a second one, its guide, which has
-/// another prompt and the same answer. The guide's [`Want::Guide`] part stands right before the part that is drawn from.
+/// Classifier-free companion: tokens are drawn from what a sequence says beyond a second one, its companion, which has
+/// another prompt and the same answer. The companion's [`Want::Companion`] part stands right before the part that is drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Guidance {
-    /// By how much the difference of the two counts: 1 is the sequence alone, 0 the guide alone.
+pub struct Companion {
+    /// By how much the difference of the two counts: 1 is the sequence alone, 0 the companion alone.
     pub scale: f32,
 }
 

@@ -255,13 +255,13 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        match self.is_hollow {
-            true => Ok(PackedMatrix::hollow(ty, rows, cols)?),
-            false if self.is_beside && self.is_of_experts => {
-                Ok(self.device.pack_beside(ty, rows, cols, bytes)?)
-            }
-            false => Ok(self.device.pack(ty, rows, cols, bytes)?),
-        }
+        Ok(if self.is_hollow {
+            PackedMatrix::hollow(ty, rows, cols)?
+        } else if self.is_beside && self.is_of_experts {
+            self.device.pack_beside(ty, rows, cols, bytes)?
+        } else {
+            self.device.pack(ty, rows, cols, bytes)?
+        })
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -460,7 +460,8 @@ impl<'a> WeightLoader<'a> {
     pub fn values_of_either(
         &mut self,
         name: &str,
-        [one, other]: [&[usize]; 2],
+        one: &[usize],
+        other: &[usize],
     ) -> Result<Vector, ModelError> {
         let is_other = |tensor: &TensorInfo| same_shape(tensor.dims(), other);
         let dims = if self.model.tensor(name).is_some_and(is_other) { other } else { one };

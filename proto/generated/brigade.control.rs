@@ -690,8 +690,8 @@ pub enum Feature {
     /// Low-rank adapters beside the model: their headers behind those of the model's files, their tensors in the manifest
     /// with the adapter's number behind their names ("blk.0.attn_q.weight.lora_a@0"), and AdaptOp.
     Adapters = 2,
-    /// WANT_GUIDE, and SamplerSetup.guidance.
-    Guide = 3,
+    /// WANT_COMPANION, and SamplerSetup.guidance.
+    Companion = 3,
     /// StageSpec.windows.
     Windows = 4,
     /// StageSpec.control_vectors.
@@ -721,7 +721,7 @@ impl Feature {
             Self::Unspecified => "FEATURE_UNSPECIFIED",
             Self::LoadAhead => "FEATURE_LOAD_AHEAD",
             Self::Adapters => "FEATURE_ADAPTERS",
-            Self::Guide => "FEATURE_GUIDE",
+            Self::Companion => "FEATURE_COMPANION",
             Self::Windows => "FEATURE_WINDOWS",
             Self::ControlVectors => "FEATURE_CONTROL_VECTORS",
             Self::LaterDraws => "FEATURE_LATER_DRAWS",
@@ -739,7 +739,7 @@ impl Feature {
             "FEATURE_UNSPECIFIED" => Some(Self::Unspecified),
             "FEATURE_LOAD_AHEAD" => Some(Self::LoadAhead),
             "FEATURE_ADAPTERS" => Some(Self::Adapters),
-            "FEATURE_GUIDE" => Some(Self::Guide),
+            "FEATURE_COMPANION" => Some(Self::Companion),
             "FEATURE_WINDOWS" => Some(Self::Windows),
             "FEATURE_CONTROL_VECTORS" => Some(Self::ControlVectors),
             "FEATURE_LATER_DRAWS" => Some(Self::LaterDraws),

@@ -302,7 +302,7 @@ pub struct SamplerSetup {
     #[prost(message, optional, tag = "22")]
     pub guidance: ::core::option::Option<Guidance>,
 }
-/// Classifier-free guidance: a part with WANT_GUIDE stands right before each part that is drawn from.
+/// Classifier-free guidance: a part with WANT_COMPANION stands right before each part that is drawn from.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Guidance {
     /// By how much the difference of the two counts: 1 is the sequence alone, 0 the guide alone.
@@ -613,8 +613,8 @@ pub enum Want {
     /// Of encoders only.
     HiddenFirst = 4,
     HiddenLast = 5,
-    /// The last row: the next part's token is drawn with its logits too. Only of stages with FEATURE_GUIDE.
-    Guide = 6,
+    /// The last row: the next part's token is drawn with its logits too. Only of stages with FEATURE_COMPANION.
+    Companion = 6,
     /// Every row in order, up to the first whose token is not the part's next one. Only of stages with FEATURE_AHEAD.
     Verify = 7,
 }
@@ -631,7 +631,7 @@ impl Want {
             Self::Hidden => "WANT_HIDDEN",
             Self::HiddenFirst => "WANT_HIDDEN_FIRST",
             Self::HiddenLast => "WANT_HIDDEN_LAST",
-            Self::Guide => "WANT_GUIDE",
+            Self::Companion => "WANT_COMPANION",
             Self::Verify => "WANT_VERIFY",
         }
     }
@@ -644,7 +644,7 @@ impl Want {
             "WANT_HIDDEN" => Some(Self::Hidden),
             "WANT_HIDDEN_FIRST" => Some(Self::HiddenFirst),
             "WANT_HIDDEN_LAST" => Some(Self::HiddenLast),
-            "WANT_GUIDE" => Some(Self::Guide),
+            "WANT_COMPANION" => Some(Self::Companion),
             "WANT_VERIFY" => Some(Self::Verify),
             _ => None,
         }

@@ -158,9 +158,10 @@ fn check_op(op: &SeqOp, limits: &FrameLimits) -> Result<(), FrameError> {
             adapters
                 .iter()
                 .try_for_each(|used| below("adapt.adapter", used.adapter, MAX_ADAPTERS as u32))?;
-            match adapters.iter().all(|used| used.scale.is_finite()) {
-                true => Ok(()),
-                false => Err(FrameError::Invalid { field: "adapt.scale", why: "it is not finite" }),
+            if adapters.iter().all(|used| used.scale.is_finite()) {
+                Ok(())
+            } else {
+                Err(FrameError::Invalid { field: "adapt.scale", why: "it is not finite" })
             }
         }
         seq_op::Op::Checkpoint(taken) => {

@@ -194,9 +194,10 @@ fn json(mut command: Command) -> Result<Vec<Value>, String> {
 
 fn output(command: &mut Command) -> Result<Vec<u8>, String> {
     let done = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    match done.status.success() {
-        true => Ok(done.stdout),
-        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&done.stderr))),
+    if done.status.success() {
+        Ok(done.stdout)
+    } else {
+        Err(format!("{command:?}: {}", String::from_utf8_lossy(&done.stderr)))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use brigade_engine::batch::{Guidance, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
+use brigade_engine::batch::{Companion, SamplerSetup, SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::kernels::KvType;
 use brigade_engine::sample::log_probs;
 use brigade_gguf::Gguf;
@@ -22,7 +22,7 @@ const N: usize = 12;
 /// Alternatives reported with each.
 const TOP: u32 = 5;
 
-/// Slots of the sequence and of its guide.
+/// Slots of the sequence and of its companion.
 const OWN: SlotId = SlotId(0);
 const GUIDE: SlotId = SlotId(3);
 
@@ -46,7 +46,7 @@ fn part(slot: SlotId, pos: usize, tokens: &[u32], want: Want) -> SeqPart {
     SeqPart { slot, pos: pos as u32, tokens: tokens.to_vec(), want, mu: None, ahead: None }
 }
 
-/// `N` greedy tokens of a guided sequence. All of the guide's prompt but the last ubatch is computed first.
+/// `N` greedy tokens of a guided sequence. All of the companion's prompt but the last ubatch is computed first.
 fn guided(
     line: &mut Line,
     prompt: &[u32],
@@ -54,8 +54,8 @@ fn guided(
     scale: f32,
     n_ubatch: usize,
 ) -> Vec<Drawn> {
-    let guidance = Some(Guidance { scale });
-    let setup = SamplerSetup { top_logprobs: Some(TOP), guidance, ..Line::greedy() };
+    let companion = Some(Companion { scale });
+    let setup = SamplerSetup { top_logprobs: Some(TOP), companion, ..Line::greedy() };
     line.run(vec![Line::open_slot(OWN.0, Some(setup)), Line::open_slot(GUIDE.0, None)], Vec::new());
     let mut left = [(GUIDE, negative, 0), (OWN, prompt, 0)];
     for (slot, tokens, pos) in &mut left {
@@ -65,12 +65,12 @@ fn guided(
             *pos += n_ubatch;
         }
     }
-    let [of_guide, own] = left.map(|(_, tokens, pos)| (tokens[pos..].to_vec(), pos));
-    let (mut out, mut next) = (Vec::new(), (own.0, of_guide.0));
-    let (mut own_pos, mut guide_pos) = (own.1, of_guide.1);
+    let [of_companion, own] = left.map(|(_, tokens, pos)| (tokens[pos..].to_vec(), pos));
+    let (mut out, mut next) = (Vec::new(), (own.0, of_companion.0));
+    let (mut own_pos, mut guide_pos) = (own.1, of_companion.1);
     while out.len() < N {
         let parts = vec![
-            part(GUIDE, guide_pos, &next.1, Want::Guide),
+            part(GUIDE, guide_pos, &next.1, Want::Companion),
             part(OWN, own_pos, &next.0, Want::Sample),
         ];
         (own_pos, guide_pos) = (own_pos + next.0.len(), guide_pos + next.1.len());
@@ -92,15 +92,15 @@ fn apart(line: &mut Line, prompt: &[u32], negative: &[u32], scale: f32, n: usize
         let last = |line: &mut Line, prompt: &[u32]| {
             line.logits(&[prompt, &answer].concat(), 512).pop().unwrap()
         };
-        let (row, guide) = (last(line, prompt), last(line, negative));
+        let (row, companion) = (last(line, prompt), last(line, negative));
         let log_softmax = |row: &[f32]| -> Vec<f64> {
             let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = row.iter().map(|l| f64::from(l - max).exp()).sum();
             row.iter().map(|l| f64::from(l - max) - sum.ln()).collect()
         };
-        let (of_row, of_guide) = (log_softmax(&row), log_softmax(&guide));
-        let combined = Guidance { scale }.combine(&row, &guide).unwrap();
-        for ((value, own), other) in combined.iter().zip(&of_row).zip(&of_guide) {
+        let (of_row, of_companion) = (log_softmax(&row), log_softmax(&companion));
+        let combined = Companion { scale }.combine(&row, &companion).unwrap();
+        for ((value, own), other) in combined.iter().zip(&of_row).zip(&of_companion) {
             let want = other + f64::from(scale) * (own - other);
             assert!(
                 (f64::from(*value) - want).abs() < 1e-5 * want.abs().max(1.0),
@@ -130,7 +130,7 @@ fn guided_draws_are_those_of_two_sequences_apart_for_every_cut_and_ubatch() {
             let drawn = guided(&mut line, &prompt, &negative, 2.5, n_ubatch);
             assert!(drawn == expected, "{model}: {n} stages, ubatch {n_ubatch}");
         }
-        // A guide of one token, and a scale that is the guide's alone.
+        // A companion of one token, and a scale that is the companion's alone.
         let last = &prompt[prompt.len() - 1..];
         for scale in [0.0, 1.5] {
             let expected = apart(&mut line, &prompt, last, scale, N);
@@ -180,8 +180,8 @@ fn guides_over_http(model: &Path, args: &[&str]) {
     let (choices, usage) = complete(&server, &body);
     let config = LineConfig { kv_type: KvType::F16, ..LineConfig::default() };
     let mut line = Line::open(model, &config);
-    let guide = tokenized(&server, negative);
-    let expected = apart(&mut line, &prompt, &guide, 2.5, N);
+    let companion = tokenized(&server, negative);
+    let expected = apart(&mut line, &prompt, &companion, 2.5, N);
     let expected: Vec<_> = expected.into_iter().map(|t| (t.0, f32::from_bits(t.1))).collect();
     assert_eq!(drawn(&choices[0]), expected, "{args:?}");
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(90), &json!(N)));
@@ -192,7 +192,7 @@ fn guides_over_http(model: &Path, args: &[&str]) {
     let kept = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!(kept > 0, !args.contains(&"--keep"), "{usage}");
 
-    // Without a text the last token guides; a scale of 1 is no guidance at all.
+    // Without a text the last token guides; a scale of 1 is no companion at all.
     let mut bare = body.clone();
     bare.as_object_mut().unwrap().remove("negative_prompt");
     let expected = apart(&mut line, &prompt, &prompt[89..], 2.5, N);
@@ -202,7 +202,7 @@ fn guides_over_http(model: &Path, args: &[&str]) {
     let off = with(&body, json!({ "guidance_scale": 1 }));
     assert_eq!(ids(&complete(&server, &off).0), line.generate(&prompt, N, 512));
 
-    // Several, each with a guide: as one by one, and beside others.
+    // Several, each with a companion: as one by one, and beside others.
     let many = with(&body, json!({ "n": 3, "temperature": 0.9, "seed": 5, "repeat_penalty": 1.3 }));
     let many = complete(&server, &many).0;
     for i in 0..3 {
@@ -236,16 +236,16 @@ fn a_guide_passes_through_the_adapters_of_its_request() {
         "--lora",
         &lora,
     ]);
-    let (prompt, guide) = (tokens(90, 3), "what it should not be like");
+    let (prompt, companion) = (tokens(90, 3), "what it should not be like");
     let body = json!({
         "prompt": prompt, "max_tokens": N, "temperature": 0, "logprobs": 1, "ignore_eos": true,
-        "return_token_ids": true, "guidance_scale": 2.5, "negative_prompt": guide,
+        "return_token_ids": true, "guidance_scale": 2.5, "negative_prompt": companion,
     });
-    let guide = tokenized(&server, guide);
+    let companion = tokenized(&server, companion);
     let expected = |uses: Vec<(u32, f32)>| {
         let plain = LineConfig { kv_type: KvType::F16, ..LineConfig::default() };
         let config = LineConfig { adapters: vec![file.clone()], uses, ..plain };
-        let drawn = apart(&mut Line::open(&model, &config), &prompt, &guide, 2.5, N);
+        let drawn = apart(&mut Line::open(&model, &config), &prompt, &companion, 2.5, N);
         drawn.into_iter().map(|t| (t.0, f32::from_bits(t.1))).collect::<Vec<_>>()
     };
     let (adapted, bare) = (expected(vec![(0, 1.0)]), expected(vec![]));

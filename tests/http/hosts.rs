@@ -145,6 +145,45 @@ fn a_page_of_somebody_else_makes_no_browser_ask() {
     }
 }
 
+fn pages_that_cors_allows_may_read() {
+    let server = Server::start(&["--workers", "1", "--cors", "https://chat.example"]);
+    let ask = |method: &str, origin: &str, host: &str| {
+        let head = format!(
+            "{method} /v1/models HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\nconnection: close\r\n\
+             access-control-request-method: POST\r\naccess-control-request-headers: x-api-key\r\n\r\n"
+        );
+        exchange(&server.url(""), &head).to_ascii_lowercase()
+    };
+    for origin in ["https://chat.example", "http://localhost:3000"] {
+        let may = format!("access-control-allow-origin: {origin}\r\n");
+        let asked = ask("OPTIONS", origin, "localhost");
+        assert!((200..300).contains(&status(&asked)) && asked.contains(&may), "{asked}");
+        for line in ["allow-headers: x-api-key\r\n", "max-age: 600\r\n"] {
+            assert!(asked.contains(&format!("access-control-{line}")), "{line}: {asked}");
+        }
+        for method in ["get", "post", "delete"] {
+            let methods = asked.split("access-control-allow-methods: ").nth(1).unwrap_or_default();
+            let methods = methods.lines().next().unwrap_or_default();
+            assert!(methods.split(',').any(|one| one.trim() == method), "{method}: {asked}");
+        }
+        let answer = ask("GET", origin, "localhost");
+        assert!(status(&answer) == 200 && answer.contains(&may), "{answer}");
+        assert!(
+            answer.contains("vary: origin\r\n") && answer.contains("x-request-id,"),
+            "{answer}"
+        );
+        // What is refused is read too, so that a page can say why.
+        let refused = ask("GET", origin, "evil.example");
+        assert!(status(&refused) == 421 && refused.contains(&may), "{refused}");
+    }
+    for (origin, host, want) in
+        [("https://evil.example", "localhost", 405), ("https://evil.example", "evil.example", 421)]
+    {
+        let asked = ask("OPTIONS", origin, host);
+        assert!(status(&asked) == want && !asked.contains("access-control-"), "{asked}");
+    }
+}
+
 fn refusals_have_the_form_of_the_api_that_was_asked() {
     let server = Server::start(&["--workers", "1"]);
     let ask = |path: &str, host: &str, coding: &str| {
@@ -174,6 +213,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         requests_that_can_be_read_in_two_ways_are_refused,
         no_name_of_a_request_breaks_the_line,
         a_page_of_somebody_else_makes_no_browser_ask,
+        pages_that_cors_allows_may_read,
         refusals_have_the_form_of_the_api_that_was_asked,
         a_compressed_body_is_refused_with_what_is_taken;
 ];

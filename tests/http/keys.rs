@@ -101,7 +101,7 @@ fn keys_come_into_force_and_go_out_of_it_while_a_server_runs() {
     assert_eq!(post(&url, &body(1)).unwrap().status, 401, "the last key's end opens nothing");
 }
 
-/// A guide's tokens are computed, and so they count; the answer says nothing of them.
+/// A companion's tokens are computed, and so they count; the answer says nothing of them.
 fn a_key_pays_for_both_sequences_of_a_guided_request() {
     let data = folder("guided");
     let [plain, guided] =

@@ -243,7 +243,7 @@ fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32) -> LineSpe
         block_positions: KV_PAGE as u32,
         max_positions,
         max_rows: 64,
-        guides: true,
+        companions: true,
         ahead: true,
         grows: true,
         own_drafts: 0,

@@ -226,9 +226,10 @@ impl<'a> World<'a> {
                     self.lost(id);
                 }
                 Seen::Connecting { until, .. } if until <= self.now => {
-                    member.seen = match member.answers {
-                        true => Seen::Connected,
-                        false => Seen::Absent { retry_at: self.now + RETRY },
+                    member.seen = if member.answers {
+                        Seen::Connected
+                    } else {
+                        Seen::Absent { retry_at: self.now + RETRY }
                     };
                     member.is_another &= !member.answers;
                 }
@@ -274,9 +275,10 @@ impl<'a> World<'a> {
         let since = *self.could_be_up_since.get_or_insert(self.now);
         let quiet = self.script.faults.iter().map(|f| f.at).filter(|at| *at <= self.now).max();
         let since = since.max(quiet.unwrap_or_default());
-        match self.now.saturating_sub(since) <= UP_WITHIN {
-            true => Ok(()),
-            false => Err(format!("no line at {:?}, though {there} workers answer", self.now)),
+        if self.now.saturating_sub(since) <= UP_WITHIN {
+            Ok(())
+        } else {
+            Err(format!("no line at {:?}, though {there} workers answer", self.now))
         }
     }
 
@@ -290,15 +292,15 @@ impl<'a> World<'a> {
                 Line::Down => LineSeen::Down { retry_in: Duration::ZERO },
             };
             let needed = self.script.needed;
-            let mut enough = |ids: &[MemberId]| match ids.len() >= needed {
-                true => Ok(()),
-                false => Err("memory".to_owned()),
+            let mut enough = |ids: &[MemberId]| {
+                if ids.len() >= needed { Ok(()) } else { Err("memory".to_owned()) }
             };
             match next(&self.goal, &seen, line, &mut enough) {
                 Step::Wait { within, .. } => {
-                    return match within.is_zero() {
-                        true => Err("it waits for nothing".to_owned()),
-                        false => Ok(Some(self.now + within)),
+                    return if within.is_zero() {
+                        Err("it waits for nothing".to_owned())
+                    } else {
+                        Ok(Some(self.now + within))
                     };
                 }
                 Step::Connect(ids) => ids.into_iter().for_each(|id| self.connect(id)),
@@ -313,12 +315,11 @@ impl<'a> World<'a> {
     }
 
     fn connect(&mut self, id: MemberId) {
-        let takes = match self.members[id].answers {
-            true => millis(&mut self.rng, 1, 300),
+        let takes = if self.members[id].answers {
+            millis(&mut self.rng, 1, 300)
+        } else {
             // Refused at once, or a dial that hangs.
-            false => {
-                [Duration::from_millis(1), Duration::from_secs(5)][self.rng.between(0, 1) as usize]
-            }
+            [Duration::from_millis(1), Duration::from_secs(5)][self.rng.between(0, 1) as usize]
         };
         self.members[id].seen = Seen::Connecting { since: self.now, until: self.now + takes };
     }

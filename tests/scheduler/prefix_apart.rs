@@ -29,9 +29,10 @@ fn of(owner: u64, namespace: Option<Namespace>) -> SimRequest {
 
 /// The victim sends a prompt, and then another owner sends the same one, or a different one.
 fn attack(sim: &Sim, victim: SimRequest, guess: SimRequest, at: Micros, is_right: bool) -> Outcome {
-    let probe = match is_right {
-        true => SimRequest { at, after: Some((0, PROMPT)), prompt: 1, ..guess },
-        false => SimRequest { at, prompt: PROMPT + 1, ..guess },
+    let probe = if is_right {
+        SimRequest { at, after: Some((0, PROMPT)), prompt: 1, ..guess }
+    } else {
+        SimRequest { at, prompt: PROMPT + 1, ..guess }
     };
     let workload = Workload { requests: vec![victim, probe], stop_every: 0 };
     sim.run(&workload).unwrap_or_else(|what| panic!("{what}"))

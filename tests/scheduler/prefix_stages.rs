@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
             namespace: None,
             deadline: None,
             copied: false,
-            guide: None,
+            companion: None,
             drafts: None,
             borders: [].into(),
         });
@@ -132,7 +132,7 @@ fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32, n_kept: u3
         block_positions: KV_PAGE as u32,
         max_positions,
         max_rows: 64,
-        guides: true,
+        companions: true,
         ahead: true,
         grows: true,
         own_drafts: 0,

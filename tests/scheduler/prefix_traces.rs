@@ -158,9 +158,12 @@ fn ceiling(out: &Outcome) -> u64 {
         let own = &prompt(&all[i])[..all[i].n_prompt as usize - 1];
         let same = all[..i].iter().filter(|c| c.request.share.owner == all[i].request.share.owner);
         // A request that is not done has only its prompt.
-        let had = same.map(|c| match c.ended.is_some_and(|(at, _)| at <= all[i].request.at) {
-            true => common(own, &c.tokens[..c.tokens.len() - 1]),
-            false => common(own, prompt(c)),
+        let had = same.map(|c| {
+            if c.ended.is_some_and(|(at, _)| at <= all[i].request.at) {
+                common(own, &c.tokens[..c.tokens.len() - 1])
+            } else {
+                common(own, prompt(c))
+            }
         });
         u64::from(had.max().unwrap_or(0))
     };

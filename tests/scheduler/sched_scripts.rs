@@ -9,7 +9,7 @@
 //! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
 //! | | with `hidden=0`: all rows of the last norm, the first for 1, the last for 2 |
-//! | | with `guide=3`: guided by a prompt of tokens from 101 |
+//! | | with `companion=3`: has a companion with a prompt of tokens from 101 |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | | with `adapter=1`: what its rows pass through |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
@@ -26,7 +26,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use brigade_engine::batch::{
-    AdapterUse, Guidance, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
+    AdapterUse, Companion, RowOutput, RowValue, SampledToken, SamplerSetup, SamplingParams, SeqOp,
     SlotId, UBatch, Want,
 };
 use brigade_line::failure::Failure;
@@ -134,7 +134,7 @@ impl Script {
                 work: find("max").map_or(rows(find("hidden")), |max_tokens| Work::Generate {
                     max_tokens,
                     sure: find("sure").unwrap_or(max_tokens),
-                    sampler: sampler(find("guide").is_some()),
+                    sampler: sampler(find("companion").is_some()),
                     stop_tokens: find("stop").into_iter().collect(),
                 }),
                 adapters: find("adapter")
@@ -149,7 +149,7 @@ impl Script {
                 namespace: None,
                 deadline: find("within").map(|seconds| self.now + u64::from(seconds) * 1_000_000),
                 copied: true,
-                guide: find("guide").map(|n| (101..).take(n as usize).collect()),
+                companion: find("companion").map(|n| (101..).take(n as usize).collect()),
                 drafts: None,
                 borders: [].into(),
             }),
@@ -199,7 +199,7 @@ impl Script {
                 let wanted = ubatch.parts.iter().flat_map(|part| {
                     let end = part.pos + part.tokens.len() as u32;
                     let positions = match part.want {
-                        Want::Nothing | Want::Guide => end..end,
+                        Want::Nothing | Want::Companion => end..end,
                         Want::Sample => end - 1..end,
                         Want::HiddenFirst => part.pos..part.pos + 1,
                         Want::HiddenLast => end - 1..end,
@@ -265,7 +265,7 @@ fn line_spec(
         block_positions,
         max_positions: n_blocks * block_positions,
         max_rows: field("rows"),
-        guides: true,
+        companions: true,
         ahead: false,
         grows: find("fixed").is_none(),
         own_drafts: 0,
@@ -281,12 +281,12 @@ fn rows(hidden: Option<u32>) -> Work {
     }
 }
 
-fn sampler(is_guided: bool) -> Arc<SamplerSetup> {
+fn sampler(has_companion: bool) -> Arc<SamplerSetup> {
     Arc::new(SamplerSetup {
         params: SamplingParams::greedy(),
         seed: 0,
         top_logprobs: None,
-        guidance: is_guided.then_some(Guidance { scale: 2.0 }),
+        companion: has_companion.then_some(Companion { scale: 2.0 }),
         ..SamplerSetup::default()
     })
 }

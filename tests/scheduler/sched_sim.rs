@@ -136,18 +136,19 @@ fn guided_requests_keep_every_promise_beside_others() {
     for seed in 0..SEEDS {
         let (one_in, longest) = ([1, 3][seed as usize % 2], [3, 40, 400][seed as usize % 3]);
         let workload = Workload::random(seed, 1 + seed as usize % 100);
-        let workload = workload.guided(seed, one_in, longest);
+        let workload = workload.with_companions(seed, one_in, longest);
         let random = random_sim(seed);
         for sim in [
             with_many_outages(random.clone(), seed),
             with_many_changes(random.clone(), seed),
             random,
         ] {
-            // The simulator checks that each draw had its guide, and that this had the right tokens.
+            // The simulator checks that each draw had its companion, and that this had the right tokens.
             let outcome = sim
                 .run(&workload)
                 .unwrap_or_else(|what| panic!("seed {seed}: {what}\n{sim:?}\n{workload:?}"));
-            let clients = outcome.clients.iter().filter(|client| client.request.guide.is_some());
+            let clients =
+                outcome.clients.iter().filter(|client| client.request.companion.is_some());
             let done = |c: &&Client| matches!(c.ended, Some((_, Ending::Finished)));
             finished += clients.clone().filter(done).count();
             replays += clients.clone().map(|client| client.replays).sum::<u32>();
@@ -156,7 +157,9 @@ fn guided_requests_keep_every_promise_beside_others() {
             assert!(outcome.most_in_flight <= limit, "seed {seed}: {}", outcome.most_in_flight);
         }
     }
-    println!("{finished} guided requests finished, {replays} replays, {reused} tokens reused");
+    println!(
+        "{finished} requests with companions finished, {replays} replays, {reused} tokens reused"
+    );
     assert!(finished > 20 * SEEDS as usize && replays > 10 * SEEDS as u32 && reused > 100 * SEEDS);
 }
 
@@ -166,7 +169,7 @@ fn answers_get_as_long_as_there_is_room_and_nobody_waits_for_them() {
     for seed in 0..SEEDS {
         let (one_in, sure) = ([1, 3][seed as usize % 2], [1, 20, 200][seed as usize % 3]);
         let workload = Workload::random(seed, 1 + seed as usize % 60);
-        let workload = if seed % 5 == 0 { workload.guided(seed, 3, 40) } else { workload };
+        let workload = if seed % 5 == 0 { workload.with_companions(seed, 3, 40) } else { workload };
         let workload = workload.open_ended(seed, one_in, sure);
         let random = random_sim(seed);
         for sim in [
@@ -208,7 +211,7 @@ fn draws_that_are_put_off_change_no_token_and_hold_up_nobody() {
     const SEEDS: u64 = 50;
     for seed in 0..SEEDS {
         let workload = Workload::random(seed, 1 + seed as usize % 60);
-        let workload = if seed % 3 == 0 { workload.guided(seed, 3, 40) } else { workload };
+        let workload = if seed % 3 == 0 { workload.with_companions(seed, 3, 40) } else { workload };
         let random = Sim { late_every: 2 + seed % 5, ..random_sim(seed) };
         for sim in [
             with_many_outages(random.clone(), seed),

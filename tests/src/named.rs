@@ -151,10 +151,10 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<String>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-        match path.is_dir() {
-            true if name == ".locks" => {}
-            true => walk(root, &path, found),
-            false => found.push(name),
+        if !path.is_dir() {
+            found.push(name);
+        } else if name != ".locks" {
+            walk(root, &path, found);
         }
     }
 }

@@ -115,10 +115,11 @@ impl Wire {
 
     /// Types of question and answer of a call; `None`: the older release has no such call.
     fn types(&self, path: &str) -> Option<(String, String)> {
-        match self.is_upgraded.load(Ordering::Relaxed) {
+        if self.is_upgraded.load(Ordering::Relaxed) {
             // Passing messages are not inspected.
-            true => Some(Default::default()),
-            false => self.methods.get(path).cloned(),
+            Some(Default::default())
+        } else {
+            self.methods.get(path).cloned()
         }
     }
 

@@ -16,8 +16,6 @@
 //! - [`machine`] is what the process may take of its machine, and [`host`] which machine that is. [`node`] runs several
 //!   stages of a machine, each in a process of its own.
 
-#![deny(clippy::match_bool)]
-
 pub mod backend;
 pub mod config;
 pub mod copies;

@@ -12,7 +12,7 @@ use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
 use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests};
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
-use brigade_engine::stage::{Stage, StageConfig};
+use brigade_engine::stage::{NextStage, Stage, StageConfig};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_proto::control::{KvType, StageSpec};
@@ -384,9 +384,8 @@ impl StageBackend for EngineBackend {
         let kept = KeptWeights::load_ahead(
             &brigade_models::described(&model).map_err(model_failure)?,
             weights.clone(),
-            (layers, spec.own_drafts),
-            has,
-            (&device, host_experts),
+            NextStage { layers, has, own_drafts: spec.own_drafts, host_experts },
+            &device,
             &mut *progress,
         )
         .map_err(model_failure)?;

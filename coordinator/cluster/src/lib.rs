@@ -20,8 +20,6 @@
 //! - `pool` lends workers that joined to the lines of several models; `supervisor/borrow` is a line's side of that.
 //! - `local` starts child processes. `watch` finds the workers that broke a line. [`pki`] is the cluster's authority.
 
-#![deny(clippy::match_bool)]
-
 mod building;
 mod config;
 mod local;

@@ -12,8 +12,6 @@
 //! - [`WithModel`] adds the drafts of the model's own drafting block.
 //! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benchmarks.
 
-#![deny(clippy::match_bool)]
-
 mod forced;
 mod model;
 mod suffix;

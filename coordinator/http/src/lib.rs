@@ -22,8 +22,6 @@
 //!
 //! [`App`] is a model as handlers see it, [`Fleet`] holds all models, and [`ApiError`] is the type of every refusal.
 
-#![deny(clippy::match_bool)]
-
 mod answer;
 mod app;
 mod clients;

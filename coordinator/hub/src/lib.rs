@@ -15,8 +15,6 @@
 //!   weights here.
 //! - [`resolver`] joins them: a name in, a file that can be opened out. [`shelf`] lists, removes and prunes.
 
-#![deny(clippy::match_bool)]
-
 pub mod address;
 pub mod choice;
 pub mod client;

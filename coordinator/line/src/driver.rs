@@ -329,7 +329,15 @@ impl Driver {
         let generated = past.and_then(|past| client.goes_on(self.now(), past));
         self.live.insert(id, client);
         let Request {
-            tokens: prompt, work, label, share, namespace, within, copied, guide, ..
+            tokens: prompt,
+            work,
+            label,
+            share,
+            namespace,
+            within,
+            copied,
+            companion,
+            ..
         } = request;
         let adapters = request.adapters.unwrap_or_else(|| self.adapters.clone());
         let deadline = within.map(|within| self.now() + within.as_micros() as Micros);
@@ -343,7 +351,7 @@ impl Driver {
             namespace,
             deadline,
             copied,
-            guide,
+            companion,
             drafts: request.drafts,
             borders: request.borders,
         };

@@ -17,8 +17,6 @@
 //!   [`measured::trace`] and [`measured::metrics`] are made of such records.
 //! - [`clock`] and [`random`] are small and below all others.
 
-#![deny(clippy::match_bool)]
-
 pub mod adapters;
 pub mod admin;
 pub mod cache;

@@ -9,11 +9,11 @@ use std::time::Duration;
 use brigade_dialect::pooling::Pooling;
 use brigade_dialect::text_model::ENCODER;
 use brigade_engine::batch::{
-    AdapterUse, Constraint, Guidance, NotBefore, SamplerSetup, SamplingParams,
+    AdapterUse, Companion, Constraint, NotBefore, SamplerSetup, SamplingParams,
 };
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use brigade_sampling::{MinusOne, Rule, SETTINGS, Value};
-use brigade_sched::{HiddenRows, Namespace, Share, Work};
+use brigade_sched::{HiddenRows, Namespace, NoCompanion, Share, Work};
 use thiserror::Error;
 
 use crate::keys::Force;
@@ -81,9 +81,9 @@ pub struct Request {
     pub adapters: Option<Arc<[AdapterUse]>>,
     /// Whether copies of its state are taken while it runs, where the server takes any.
     pub copied: bool,
-    /// The prompt of the sequence that guides its draws, if there is one: not empty, every id below `n_vocab`, and
-    /// with room for the generated tokens.
-    pub guide: Option<Arc<[u32]>>,
+    /// The prompt of its companion, if it has one: not empty, every id below `n_vocab`, and with room for the generated
+    /// tokens.
+    pub companion: Option<Arc<[u32]>>,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
     /// Positions of the prompt at which other prompts are likely to differ, the more important first.
@@ -121,8 +121,8 @@ pub struct Drawing {
     pub min_tokens: u32,
     /// A grammar that the answer has to match; its state is that behind the prompt.
     pub constraint: Option<Constraint>,
-    /// Classifier-free guidance; `None`: none.
-    pub guide: Option<Guiding>,
+    /// The sequence that guides the draws; `None`: none.
+    pub companion: Option<Guiding>,
     /// The same as [`Request::drafts`].
     pub drafts: Option<Arc<[u32]>>,
     /// The same as [`Request::borders`].
@@ -217,6 +217,27 @@ impl RequestError {
     }
 }
 
+impl RequestError {
+    /// The scheduler cannot run it with its companion.
+    pub fn no_companion(why: NoCompanion) -> Self {
+        let why = match why {
+            NoCompanion::OlderWorker => {
+                "a worker of the line is of an older release and knows no guides; upgrade it"
+            }
+            NoCompanion::OneSlot => {
+                "there is a place for one; start serve with --max-seqs 2 or more, and chat with --set \
+                 guidance_scale=NUMBER"
+            }
+            NoCompanion::OneRow => "they need two rows of a ubatch; start with --ubatch 2 or more",
+            NoCompanion::FewPages => {
+                "together they do not fit the KV cache; ask for fewer tokens, shorten the prompts, or start the server \
+                 with a larger --ctx"
+            }
+        };
+        Self::CannotGuide { why: format!("a guided request runs as two sequences: {why}") }
+    }
+}
+
 impl Request {
     /// A prompt to be continued. `max_tokens` is cut to the room that the context leaves, which is also its default.
     pub fn generate(
@@ -239,9 +260,9 @@ impl Request {
         if let Some(n) = drawing.top_logprobs.filter(|n| *n > MAX_TOP_LOGPROBS) {
             return Err(setting("top_logprobs", n, format!("at most {MAX_TOP_LOGPROBS}")));
         }
-        let guiding = drawing.guide.filter(|guiding| guiding.scale != 1.0);
-        let guide = guiding.as_ref().map(|g| guide(g, &tokens, limits)).transpose()?;
-        let longest = guide.as_ref().map_or(0, |guide| guide.len()).max(tokens.len());
+        let guiding = drawing.companion.filter(|guiding| guiding.scale != 1.0);
+        let companion = guiding.as_ref().map(|g| guide(g, &tokens, limits)).transpose()?;
+        let longest = companion.as_ref().map_or(0, |companion| companion.len()).max(tokens.len());
         let room = limits.n_ctx - longest as u32;
         let answer_at = tokens.len() as u32;
         let not_before = match drawing.min_tokens {
@@ -255,18 +276,18 @@ impl Request {
             top_logprobs: drawing.top_logprobs.map(|n| n.min(limits.n_vocab)),
             not_before,
             constraint,
-            guidance: guiding.map(|Guiding { scale, .. }| Guidance { scale }),
+            companion: guiding.map(|Guiding { scale, .. }| Companion { scale }),
         });
         let max_tokens = drawing.max_tokens.unwrap_or(u32::MAX).min(room);
         let sure = drawing.max_tokens.unwrap_or(limits.answer).min(room);
         let work = Work::Generate { max_tokens, sure, sampler, stop_tokens: drawing.stop_tokens };
         let Drawing { drafts, borders, .. } = drawing;
-        Ok(Self { guide, drafts, borders, ..Self::of(tokens, work) })
+        Ok(Self { companion, drafts, borders, ..Self::of(tokens, work) })
     }
 
     fn of(tokens: Vec<u32>, work: Work) -> Self {
         let (label, share, force) = (Arc::from("-"), Share::default(), Force::default());
-        let (within, adapters, copied, guide, drafts) = (None, None, true, None, None);
+        let (within, adapters, copied, companion, drafts) = (None, None, true, None, None);
         let (namespace, borders) = (None, [].into());
         Self {
             tokens,
@@ -278,7 +299,7 @@ impl Request {
             within,
             adapters,
             copied,
-            guide,
+            companion,
             drafts,
             borders,
         }
@@ -346,6 +367,16 @@ impl Request {
     /// The same with copies of its state, or without.
     pub fn with_copies(self, copied: bool) -> Self {
         Self { copied, ..self }
+    }
+
+    /// Rows that its prompt is, its companion's among them.
+    pub fn prompt_rows(&self) -> usize {
+        self.tokens.len() + self.companion.as_ref().map_or(0, |companion| companion.len())
+    }
+
+    /// Rows that each of its further tokens is.
+    pub fn rows_per_token(&self) -> u64 {
+        1 + u64::from(self.companion.is_some())
     }
 
     /// Tokens that it draws at most; none where it wants rows.
@@ -491,21 +522,21 @@ mod tests {
     #[test]
     fn a_guide_has_room_for_the_answer_too_and_a_scale_of_one_has_none() {
         let guided = |scale, negative: Option<Vec<u32>>| {
-            let guide = Some(Guiding { scale, negative: negative.map(Arc::from) });
-            let drawing = Drawing { max_tokens: Some(50), guide, ..Drawing::default() };
+            let companion = Some(Guiding { scale, negative: negative.map(Arc::from) });
+            let drawing = Drawing { max_tokens: Some(50), companion, ..Drawing::default() };
             Request::generate(vec![1, 2, 3], drawing, &LIMITS)
         };
         let scale = |request: &Request| match &request.work {
-            Work::Generate { sampler, .. } => sampler.guidance.map(|guidance| guidance.scale),
+            Work::Generate { sampler, .. } => sampler.companion.map(|companion| companion.scale),
             Work::Logits | Work::Hidden(_) => None,
         };
         let request = guided(2.5, Some(vec![7; 6])).unwrap();
-        assert_eq!((request.guide.as_deref(), request.max_tokens()), (Some(&[7; 6][..]), 2));
+        assert_eq!((request.companion.as_deref(), request.max_tokens()), (Some(&[7; 6][..]), 2));
         assert_eq!(scale(&request), Some(2.5));
         let last = guided(2.5, None).unwrap();
-        assert_eq!((last.guide.as_deref(), last.max_tokens()), (Some(&[3][..]), 5));
+        assert_eq!((last.companion.as_deref(), last.max_tokens()), (Some(&[3][..]), 5));
         let off = guided(1.0, Some(vec![7; 6])).unwrap();
-        assert_eq!((&off.guide, scale(&off), off.max_tokens()), (&None, None, 5));
+        assert_eq!((&off.companion, scale(&off), off.max_tokens()), (&None, None, 5));
         for (scale, negative, says) in [
             (-1.0, None, "guidance_scale is -1: a number from 0 to 100"),
             (f32::NAN, None, "guidance_scale is NaN"),

@@ -15,8 +15,6 @@
 //! - `room` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
 
-#![deny(clippy::match_bool)]
-
 mod advice;
 mod balance;
 mod beside;

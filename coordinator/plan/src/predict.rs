@@ -100,7 +100,7 @@ impl Plan {
                 block_positions: self.settings.block_positions,
                 max_positions: self.ctx(),
                 max_rows: self.settings.max_rows,
-                guides: true,
+                companions: true,
                 ahead: false,
                 grows: true,
                 own_drafts: 0,

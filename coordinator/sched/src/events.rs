@@ -47,9 +47,9 @@ pub struct Request {
     /// Whether copies of its state are taken while it runs, where any are. Without, it is computed again after a lost
     /// line.
     pub copied: bool,
-    /// The prompt of the sequence that guides its draws, at least one token; there is one if and only if its sampler has
-    /// [`Guidance`](brigade_engine::batch::Guidance).
-    pub guide: Option<Arc<[u32]>>,
+    /// The prompt of its companion, a second sequence beside whose rows its tokens are drawn; at least one token. There is
+    /// one if and only if its sampler has a [`Companion`](brigade_engine::batch::Companion).
+    pub companion: Option<Arc<[u32]>>,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
     /// Positions of its prompt at which other prompts are likely to diverge, the more important first: borders of a
@@ -58,7 +58,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request without key, adapters, deadline, copies, guide and drafts.
+    /// A request without key, adapters, deadline, copies, companion and drafts.
     pub fn new(id: RequestId, prompt: Vec<u32>, work: Work) -> Self {
         Self {
             id,
@@ -70,16 +70,16 @@ impl Request {
             namespace: None,
             deadline: None,
             copied: false,
-            guide: None,
+            companion: None,
             drafts: None,
             borders: [].into(),
         }
     }
 }
 
-/// Whether draws with these settings are guided by another sequence.
-pub(crate) fn is_guided(sampler: &SamplerSetup) -> bool {
-    sampler.guidance.is_some()
+/// Whether draws with these settings need a companion.
+pub(crate) fn has_companion(sampler: &SamplerSetup) -> bool {
+    sampler.companion.is_some()
 }
 
 /// The owner of a request, and the owner's share of the line.
@@ -111,10 +111,10 @@ impl Request {
         self.prompt.len() as u64 + self.most_generated()
     }
 
-    /// The same of its guide.
-    pub fn guide_positions(&self) -> Option<u64> {
-        let guide = self.guide.as_ref()?;
-        Some(guide.len() as u64 + self.most_generated())
+    /// The same of its companion.
+    pub fn companion_positions(&self) -> Option<u64> {
+        let companion = self.companion.as_ref()?;
+        Some(companion.len() as u64 + self.most_generated())
     }
 
     fn most_generated(&self) -> u64 {
@@ -134,10 +134,10 @@ impl Request {
 
 impl Request {
     /// The name of copies of its sequence's state. Only equal requests have equal names, on every line and in every
-    /// process. `None` for logits alone, and for a guided request, which has two states.
+    /// process. `None` for logits alone, and for a request with a companion, which has two states.
     pub fn copy_name(&self) -> Option<CopyName> {
         let Work::Generate { sampler, max_tokens, .. } = &self.work else { return None };
-        if self.guide.is_some() {
+        if self.companion.is_some() {
             return None;
         }
         let mut hasher = blake3::Hasher::new();
@@ -309,8 +309,8 @@ pub struct LineSpec {
     pub max_positions: u32,
     /// Most rows in a ubatch.
     pub max_rows: u32,
-    /// Whether every stage knows what a guide is.
-    pub guides: bool,
+    /// Whether every stage knows what a companion is.
+    pub companions: bool,
     /// Whether every stage supports sequences that run ahead of their last drawn token.
     pub ahead: bool,
     /// Whether every stage lets sequences have more pages than they began with.
@@ -475,12 +475,29 @@ pub enum Rejection {
         /// Positions that one sequence can have on this line.
         limit: u64,
     },
-    /// It is guided, which this line cannot do (HTTP 400).
-    #[error("a guided request runs as two sequences: {0}")]
-    CannotGuide(&'static str),
+    /// It has a companion, and this line cannot do that (HTTP 400).
+    #[error("it runs as two sequences: {0}")]
+    NoCompanion(NoCompanion),
     /// The request makes no sense (HTTP 400).
     #[error("invalid request: {0}")]
     Invalid(&'static str),
+}
+
+/// Why a line cannot run a sequence with its companion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoCompanion {
+    /// A stage does not know what one is.
+    #[error("a worker of the line is of an older release")]
+    OlderWorker,
+    /// There is one slot.
+    #[error("the line has a place for one")]
+    OneSlot,
+    /// A ubatch has one row.
+    #[error("a ubatch has one row")]
+    OneRow,
+    /// Both need more pages than there are.
+    #[error("together they do not fit the KV cache")]
+    FewPages,
 }
 
 /// A promise that the line broke.

@@ -18,8 +18,6 @@
 //! - `parting` is for lines that are taken down as planned.
 //! - [`sim`] runs the scheduler against a simulated line.
 
-#![deny(clippy::match_bool)]
-
 mod config;
 mod drafts;
 mod events;
@@ -55,8 +53,8 @@ pub use config::{
 pub use drafts::drafted::{DRAFT_DEPTHS, DraftCounts, Given};
 pub use drafts::forecast::Forecast;
 pub use events::{
-    Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, Rejection,
-    Request, RequestId, Results, Share, StageTime, Unfinished, Work,
+    Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, NoCompanion,
+    Rejection, Request, RequestId, Results, Share, StageTime, Unfinished, Work,
 };
 pub use memory::checkpoints::Interrupted;
 pub use memory::namespace::Namespace;

@@ -11,8 +11,8 @@
 //! counts the tokens known when the sequence got its place on this line: the prompt, and after a lost line also the
 //! tokens generated before. These rows are computed as a prompt is.
 //!
-//! A guided request is two sequences. They are admitted, sent, kept and released together. The guide is in the
-//! sequence that it guides and in no queue. Its prompt is computed first; the last known rows of both are in one
+//! A request may be two sequences. They are admitted, sent, kept and released together. The companion is in the
+//! sequence that it belongs to and in no queue. Its prompt is computed first; the last known rows of both are in one
 //! ubatch, and from then on each token goes to both.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -99,10 +99,10 @@ pub(super) struct Admitted {
     pub share: Share,
     /// The time after which its client does not want it any more.
     pub deadline: Option<Micros>,
-    /// The sequence that guides its draws: places and positions of its own, and the same answer.
-    pub guide: Option<Box<Admitted>>,
-    /// Whether it is such a guide: nothing is drawn from it.
-    pub is_guide: bool,
+    /// The sequence beside whose rows its tokens are drawn: places and positions of its own, and the same answer.
+    pub companion: Option<Box<Admitted>>,
+    /// Whether it is such a companion: nothing is drawn from it.
+    pub is_companion: bool,
     /// Tokens that the answer is expected to resemble, for drafts; `None`: no drafts.
     pub drafts: Option<Arc<[u32]>>,
     /// Whether the model's own block reads its rows too.
@@ -111,19 +111,19 @@ pub(super) struct Admitted {
     pub ahead: Option<Box<RunAhead>>,
 }
 
-/// One of the two that a guided request is.
+/// One of the two that a request may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {
     /// The sequence that tokens are drawn for.
     Own,
-    Guide,
+    Companion,
 }
 
 impl Admitted {
-    /// How its tokens are drawn; `None` where only logits are wanted, and of a guide.
+    /// How its tokens are drawn; `None` where only logits are wanted, and of a companion.
     pub fn sampler(&self) -> Option<Arc<SamplerSetup>> {
         match &self.work {
-            Work::Generate { sampler, .. } if !self.is_guide => Some(sampler.clone()),
+            Work::Generate { sampler, .. } if !self.is_companion => Some(sampler.clone()),
             Work::Generate { .. } | Work::Logits | Work::Hidden(_) => None,
         }
     }
@@ -137,23 +137,23 @@ impl Admitted {
         [SeqOp::Open { slot, blocks, sampler, request }].into_iter().chain(adapt).chain(draft)
     }
 
-    /// Itself, and its guide.
+    /// Itself, and its companion.
     pub fn halves(&self) -> impl Iterator<Item = &Admitted> {
-        std::iter::once(self).chain(self.guide.as_deref())
+        std::iter::once(self).chain(self.companion.as_deref())
     }
 
     /// # Panics
-    /// If it has no guide and that is asked for.
+    /// If it has no companion and that is asked for.
     pub fn half_mut(&mut self, half: Half) -> &mut Admitted {
         match half {
             Half::Own => self,
-            Half::Guide => {
-                self.guide.as_mut().expect("only a guided sequence is asked for its guide")
+            Half::Companion => {
+                self.companion.as_mut().expect("only a sequence with a companion is asked for it")
             }
         }
     }
 
-    /// The places that it holds, with its guide.
+    /// The places that it holds, with its companion.
     pub fn taken(&self) -> Needs {
         let pages = self.halves().map(|half| half.blocks.len() as u32).sum();
         Needs { slots: self.n_slots(), pages }
@@ -165,7 +165,7 @@ impl Admitted {
         end > self.blocks.len() as u64 * u64::from(block_positions)
     }
 
-    /// Slots of it and its guide, which are its rows in a ubatch while it decodes.
+    /// Slots of it and its companion, which are its rows in a ubatch while it decodes.
     pub fn n_slots(&self) -> u32 {
         self.halves().count() as u32
     }
@@ -178,7 +178,7 @@ impl Admitted {
     /// A token was drawn.
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
-        self.guide.iter_mut().for_each(|guide| guide.tokens.push(token));
+        self.companion.iter_mut().for_each(|companion| companion.tokens.push(token));
     }
 
     /// The change that tells the stages its name, if it has one that they do not know.
@@ -212,38 +212,38 @@ impl Admitted {
         }
     }
 
-    /// Rows of known tokens that are not yet sent, its guide's among them.
+    /// Rows of known tokens that are not yet sent, its companion's among them.
     pub fn prompt_left(&self) -> u32 {
         self.halves().map(Admitted::own_left).sum()
     }
 
-    /// The same without its guide's.
+    /// The same without its companion's.
     pub fn own_left(&self) -> u32 {
         self.n_known.saturating_sub(self.sent)
     }
 
-    /// How many rows of it and of its guide come next where at most `max_rows` may, and `room` are left in the ubatch.
+    /// How many rows of it and of its companion come next where at most `max_rows` may, and `room` are left in the ubatch.
     /// The last known row of one comes with that of the other, so that one draw has both.
     pub fn next_rows(&self, max_rows: u32, room: u32) -> (u32, u32) {
         let own = self.own_left();
         let to_mark = self.rows_to_mark().unwrap_or(u32::MAX);
-        let Some(of_guide) = self.guide.as_deref() else {
+        let Some(of_companion) = self.companion.as_deref() else {
             return (own.min(max_rows).min(to_mark), 0);
         };
-        let (guide, guide_to_mark) =
-            (of_guide.own_left(), of_guide.rows_to_mark().unwrap_or(u32::MAX));
+        let (companion, companion_to_mark) =
+            (of_companion.own_left(), of_companion.rows_to_mark().unwrap_or(u32::MAX));
         if max_rows == 0 {
             return (0, 0);
         }
-        let is_marked = own > to_mark || guide > guide_to_mark;
-        if own + guide <= max_rows.max(2).min(room) && !is_marked {
-            return (own, guide);
+        let is_marked = own > to_mark || companion > companion_to_mark;
+        if own + companion <= max_rows.max(2).min(room) && !is_marked {
+            return (own, companion);
         }
-        let of_guide = max_rows.min(guide - 1).min(guide_to_mark);
-        ((max_rows - of_guide).min(own - 1).min(to_mark), of_guide)
+        let of_companion = max_rows.min(companion - 1).min(companion_to_mark);
+        ((max_rows - of_companion).min(own - 1).min(to_mark), of_companion)
     }
 
-    /// Positions of sure tokens that are on the line, its guide's among them.
+    /// Positions of sure tokens that are on the line, its companion's among them.
     pub fn all_sent(&self) -> u32 {
         self.halves().map(Admitted::sure_sent).sum()
     }
@@ -285,7 +285,7 @@ impl Admitted {
             Work::Hidden(HiddenRows::All) => Want::Hidden,
             Work::Hidden(HiddenRows::First) => Want::HiddenFirst,
             Work::Hidden(HiddenRows::Last) => Want::HiddenLast,
-            Work::Generate { .. } if end == self.n_tokens() && self.is_guide => Want::Guide,
+            Work::Generate { .. } if end == self.n_tokens() && self.is_companion => Want::Companion,
             Work::Generate { .. } if end == self.n_tokens() => Want::Sample,
             Work::Generate { .. } => Want::Nothing,
         };
@@ -440,7 +440,7 @@ impl Live {
         self.seqs.values().any(is_behind)
     }
 
-    /// Takes the next at most `max_rows` rows of a sequence or its guide ([`Admitted::next_part`]) on its owner's
+    /// Takes the next at most `max_rows` rows of a sequence or its companion ([`Admitted::next_part`]) on its owner's
     /// account.
     ///
     /// # Panics
@@ -484,7 +484,7 @@ impl Live {
         self.seqs.values().any(|sequence| is_suspect(sequence.losses))
     }
 
-    /// Requests; one with a guide has two rows in a ubatch.
+    /// Requests; one with a companion has two rows in a ubatch.
     pub fn n_decoding(&self) -> usize {
         self.seqs.values().filter(|s| s.is_decoding()).count()
     }

@@ -185,8 +185,8 @@ pub async fn near(
     history: Option<PathBuf>,
 ) -> Result<()> {
     (options.keep, options.marks) = (None, true);
-    // An answer that is guided is computed with a second sequence.
-    if talk.is_guided() {
+    // An answer with a companion is two sequences.
+    if talk.has_companion() {
         options.max_seqs = options.max_seqs.max(2);
     }
     let model = options.model.path()?;

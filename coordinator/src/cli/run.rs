@@ -277,7 +277,7 @@ impl RunArgs {
             seed: self.sampling.seed.unwrap_or_else(brigade_line::random::u64),
             top_logprobs: None,
             stop_tokens,
-            guide: self.guiding(text, chat.as_ref())?,
+            companion: self.guiding(text, chat.as_ref())?,
             drafts: Some([].into()),
             ..Drawing::default()
         };

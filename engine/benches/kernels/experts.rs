@@ -95,9 +95,10 @@ impl Layer {
             self.device.fill(&mut x, 0.5);
             // Another choice each time: what is read was not read last.
             let routing = &routings[(2 * i + usize::from(at_once)) % CHOICES].0;
-            let pairs = match at_once {
-                true => self.at_once(&scratch, &x, routing),
-                false => self.by_steps(&scratch, &x, routing),
+            let pairs = if at_once {
+                self.at_once(&scratch, &x, routing)
+            } else {
+                self.by_steps(&scratch, &x, routing)
             };
             let mut sum = scratch.zeros(n_rows, WIDTH);
             self.device.add_pairs(&mut sum, &pairs, routing, false);

@@ -93,11 +93,10 @@ pub(super) fn place_tensors(
             return bad(format!("{} and {} bytes of data overflow", raw.offset, raw.nbytes));
         };
         if let Some(len) = file_len.filter(|len| end > *len) {
-            let what = match len <= data_start {
-                true => {
-                    "is a header without data, enough to plan and to inspect but not to run, or cut off"
-                }
-                false => "is cut off",
+            let what = if len <= data_start {
+                "is a header without data, enough to plan and to inspect but not to run, or cut off"
+            } else {
+                "is cut off"
             };
             return bad(format!(
                 "its data end at byte {end} of a file of {len} bytes: the file {what}"

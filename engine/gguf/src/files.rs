@@ -211,9 +211,10 @@ impl OpenFile {
         if now == *state {
             return Ok(());
         }
-        let problem = match now.nbytes < state.nbytes {
-            true => format!("it was cut off, from {} to {} bytes", state.nbytes, now.nbytes),
-            false => "it was written to".to_owned(),
+        let problem = if now.nbytes < state.nbytes {
+            format!("it was cut off, from {} to {} bytes", state.nbytes, now.nbytes)
+        } else {
+            "it was written to".to_owned()
         };
         Err(GgufError::Changed { path: path.clone(), problem })
     }

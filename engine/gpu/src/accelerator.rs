@@ -52,7 +52,8 @@ impl Accelerator for Gpu {
         sizes: (usize, usize),
         fill: &mut Fill<'_>,
     ) -> Result<Arc<dyn Buffer>, DeviceError> {
-        Ok(Arc::new(self.keep_with(sizes, fill)?))
+        let (len, piece) = sizes;
+        Ok(Arc::new(self.keep_with(len, piece, fill)?))
     }
 
     fn table(&self, matrices: &Matrices) -> Result<Option<Table>, DeviceError> {
@@ -62,7 +63,7 @@ impl Accelerator for Gpu {
             Some((memory.downcast::<GpuBuffer>().ok()?, *scale))
         };
         let Some(placed) = all.iter().map(placed).collect() else { return Ok(None) };
-        Ok(Some(Box::new(self.expert_table((*ty).into(), [*rows, *cols], placed)?)))
+        Ok(Some(Box::new(self.expert_table((*ty).into(), *rows, *cols, placed)?)))
     }
 
     fn supports(&self, op: &Op<'_, Anywhere>) -> bool {

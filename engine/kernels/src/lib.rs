@@ -34,9 +34,9 @@ mod tiles;
 
 pub use brigade_ops::{
     AttendEntries, ChooseByMeans, ChooseEntries, ChosenEntries, Conv, ConvRows, DeltaScan, Derived,
-    GatedRow, Host, MambaScan, MambaWeights, NewEntries, PageId, PoolGated, Product, Products, Ssd,
-    SsdScan, Vector, Weights, Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights,
-    WriteEntries,
+    DilatedRows, GatedRow, Host, MambaScan, MambaWeights, NewEntries, PageId, PoolGated, Product,
+    ProductRoots, Products, Ssd, SsdScan, Vector, Weigh, Weights, Wkv6, Wkv6Decay, Wkv7, Wkv7Bonus,
+    Wkv7Prepare, Wkv7Weights, WriteEntries,
 };
 pub use brigade_quant::{DeviceError, DeviceFault, KernelError};
 pub use brigade_shapes::{

@@ -246,9 +246,12 @@ impl Alibi {
     /// them, are a geometric series. The other heads get every other value of the series with twice as many.
     pub fn slopes(self, n_head: usize) -> Vec<f32> {
         let n = 1 << n_head.max(1).ilog2();
-        let exponent = |head: usize| match head < n {
-            true => (head + 1) as f64 / n as f64,
-            false => (2 * (head - n) + 1) as f64 / (2 * n) as f64,
+        let exponent = |head: usize| {
+            if head < n {
+                (head + 1) as f64 / n as f64
+            } else {
+                (2 * (head - n) + 1) as f64 / (2 * n) as f64
+            }
         };
         let slope = |head| libm::exp2(-f64::from(self.max_bias) * exponent(head)) as f32;
         (0..n_head).map(slope).collect()
@@ -277,7 +280,7 @@ impl Temperature {
 
 impl AttentionSpec {
     /// Heads with the usual scale 1/sqrt(width of a key), neither rotated nor normed.
-    pub fn plain([n_head, n_kv_head]: [usize; 2], dims: [usize; 2]) -> Self {
+    pub fn plain(n_head: usize, n_kv_head: usize, dims: [usize; 2]) -> Self {
         let [head_dim_k, head_dim_v] = dims;
         Self {
             n_head,

@@ -99,10 +99,7 @@ impl ModelSpec {
             StateSpec::Paged { window, .. } => windows && window.is_some(),
             StateSpec::None => false,
         };
-        match blocks.any(is_whole) {
-            true => Prefixes::Whole,
-            false => Prefixes::All,
-        }
+        if blocks.any(is_whole) { Prefixes::Whole } else { Prefixes::All }
     }
 
     /// Number in the file of a layer's weights: its own, unless layers run more than once.

@@ -37,13 +37,14 @@ impl Projection<'_> {
 
 /// Computes several projections, whose products run in one fork-join. `adapters` are those of the rows of each `x`.
 pub fn project_all(
-    (device, scratch): (&Device, &Scratch),
+    device: &Device,
+    scratch: &Scratch,
     adapters: &RowAdapters,
     projections: &mut [Projection<'_>],
 ) {
     device.products(projections.iter_mut().map(Projection::product).collect());
     for Projection { linear, x, out } in projections {
-        lora::add((device, scratch), adapters, &linear.adapters, (x, 0..x.n_rows()), out);
+        lora::add(device, scratch, adapters, &linear.adapters, x, out);
         if let Some(bias) = &linear.bias {
             device.add_bias(out, bias);
         }
@@ -69,7 +70,7 @@ impl Linear {
         loader: &mut WeightLoader<'_>,
         stem: &str,
     ) -> Result<Self, ModelError> {
-        self.adapters.extend(Lora::switched(loader, stem, [self.rows(), self.cols()])?);
+        self.adapters.extend(Lora::switched(loader, stem, self.rows(), self.cols())?);
         Ok(self)
     }
 
@@ -93,7 +94,7 @@ impl Linear {
         // Only adapters have to know which rows a part has.
         let rows: Vec<usize> =
             if loader.has_adapters() { (0..weight.rows()).collect() } else { Vec::new() };
-        let [linear] = Self::of_parts(loader, name, (0, 1), [weight], [&rows])?;
+        let [linear] = Self::of_parts(loader, name, 0, 1, [weight], [&rows])?;
         Ok(linear)
     }
 
@@ -116,7 +117,7 @@ impl Linear {
         parts: [Vec<usize>; N],
     ) -> Result<[Self; N], ModelError> {
         let weights = loader.split_matrix(name, rows, cols, parts.clone())?;
-        Self::of_parts(loader, name, (0, 1), weights, parts.each_ref().map(|part| &part[..]))
+        Self::of_parts(loader, name, 0, 1, weights, parts.each_ref().map(|part| &part[..]))
     }
 
     /// Projections that stand below each other in a tensor ([`WeightLoader::row_blocks`]).
@@ -132,7 +133,7 @@ impl Linear {
             start += rows;
             (start - rows..start).collect::<Vec<_>>()
         });
-        Self::of_parts(loader, name, (0, 1), weights, parts.each_ref().map(|part| &part[..]))
+        Self::of_parts(loader, name, 0, 1, weights, parts.each_ref().map(|part| &part[..]))
     }
 
     /// The experts of a layer: `n` projections `[rows, cols]` of one tensor.
@@ -146,7 +147,7 @@ impl Linear {
         let weights = loader.experts(name, n, rows, cols)?.into_iter().enumerate();
         let all: Vec<usize> = (0..rows).collect();
         let expert = |(i, weight)| {
-            let [expert] = Self::of_parts(loader, name, (i, n), [weight], [&all])?;
+            let [expert] = Self::of_parts(loader, name, i, n, [weight], [&all])?;
             Ok(expert)
         };
         weights.map(expert).collect()
@@ -165,7 +166,7 @@ impl Linear {
         let (mut firsts, mut seconds) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for (i, weights) in first.into_iter().zip(second).enumerate() {
             let parts = [&upper[..], &lower[..]];
-            let [first, second] = Self::of_parts(loader, name, (i, n), weights.into(), parts)?;
+            let [first, second] = Self::of_parts(loader, name, i, n, weights.into(), parts)?;
             firsts.push(first);
             seconds.push(second);
         }
@@ -173,17 +174,18 @@ impl Linear {
     }
 
     /// Gives the parts of a matrix, its rows `rows` each, what adapters have for them. The matrix is number
-    /// `matrix.0` of the `matrix.1` that tensor `name` has.
+    /// `index` of the `n` that tensor `name` has.
     fn of_parts<const N: usize>(
         loader: &mut WeightLoader<'_>,
         name: &str,
-        matrix: (usize, usize),
+        index: usize,
+        n: usize,
         weights: [PackedMatrix; N],
         rows: [&[usize]; N],
     ) -> Result<[Self; N], ModelError> {
         let mut linears = weights.map(Self::plain);
         for tensors in loader.adapters(name)? {
-            let loras = Lora::pack(loader, &tensors, matrix, &rows)?;
+            let loras = Lora::pack(loader, &tensors, index, n, &rows)?;
             linears.iter_mut().zip(loras).for_each(|(linear, lora)| linear.adapters.push(lora));
         }
         Ok(linears)

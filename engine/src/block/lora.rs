@@ -16,7 +16,7 @@ use crate::spec::{MAX_ADAPTERS, ModelError};
 use crate::state::{PartRows, Sequences};
 use crate::weights::{AdapterTensors, WeightLoader};
 
-pub(super) use experts::{ExpertLora, add_to_experts};
+pub(super) use experts::{Adapted, ExpertLora, add_to_experts};
 
 /// Numbers of adapters inside the model's file, by their places: behind those of all that a user can give.
 const FIRST_PLACE: u32 = MAX_ADAPTERS as u32;
@@ -39,7 +39,8 @@ impl Lora {
     pub(super) fn pack<'a>(
         loader: &mut WeightLoader<'a>,
         tensors: &AdapterTensors<'a>,
-        (index, n): (usize, usize),
+        index: usize,
+        n: usize,
         parts: &[&[usize]],
     ) -> Result<Vec<Self>, ModelError> {
         let AdapterTensors { adapter, alpha, a, b } = *tensors;
@@ -62,7 +63,8 @@ impl Lora {
     pub(super) fn switched(
         loader: &mut WeightLoader<'_>,
         stem: &str,
-        [rows, cols]: [usize; 2],
+        rows: usize,
+        cols: usize,
     ) -> Result<Vec<Self>, ModelError> {
         let Some((n, rank)) = loader.switched() else { return Ok(Vec::new()) };
         let a = loader.stack(&format!("{stem}.lora_a"), &[cols, rank, n])?;
@@ -101,19 +103,20 @@ pub fn scale_of(alpha: f32, rank: usize, scale: f32) -> f32 {
     if alpha == 0.0 { scale } else { scale * alpha / rank as f32 }
 }
 
-/// Adds to `out[rows.len(), out features]` what `loras` add for the rows `rows` of `x`, `[_, in features]`. Several
-/// adapters of a row add in the order in which the row names them.
+/// Adds to `out[n, out features]` what `loras` add for the rows `x[n, in features]`. Several adapters of a row add in the
+/// order in which the row names them.
 pub(super) fn add(
-    (device, scratch): (&Device, &Scratch),
+    device: &Device,
+    scratch: &Scratch,
     adapters: &RowAdapters,
     loras: &[Lora],
-    (x, rows): (&Rows, Range<usize>),
+    x: &Rows,
     out: &mut RowsMut<'_>,
 ) {
     if loras.is_empty() {
         return;
     }
-    for (run, uses) in adapters.within(&rows) {
+    for (run, uses) in adapters.within(&(0..x.n_rows())) {
         for used in uses {
             let Some(lora) = loras.iter().find(|lora| lora.adapter == used.adapter) else {
                 continue;
@@ -122,8 +125,7 @@ pub(super) fn add(
             device.multiply(&lora.a, &x.part(run.clone()), &mut low);
             let mut change = scratch.take(run.len(), lora.b.rows());
             device.multiply(&lora.b, &low, &mut change);
-            let to = run.start - rows.start..run.end - rows.start;
-            device.add_scaled(&mut out.part(to), &change, lora.scale(used.scale));
+            device.add_scaled(&mut out.part(run.clone()), &change, lora.scale(used.scale));
         }
     }
 }

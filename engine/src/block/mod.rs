@@ -23,7 +23,7 @@ pub use lora::{RowAdapters, scale_of};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{HeadColumns, KernelError, RopeTable};
 use crate::spec::{BlockKind, ModelError, Rotation};
-use crate::state::{BlockState, PartRows, Sequences};
+use crate::state::{BlockState, PartRows, Sequences, UbatchRows};
 use crate::weights::WeightLoader;
 use altup::{Correct, Predict};
 use attention::compressed::Compressed;
@@ -88,7 +88,8 @@ pub trait Block: Send + Sync {
 /// As of every tensor that is missing, misshapen or of an unknown type.
 pub fn load_block(
     kind: &BlockKind,
-    (layer, stem): (usize, &str),
+    layer: usize,
+    stem: &str,
     n_embd: usize,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Box<dyn Block>, ModelError> {
@@ -142,6 +143,11 @@ pub struct BlockCx<'a> {
 }
 
 impl BlockCx<'_> {
+    /// The rows of the ubatch, and what computes with them.
+    fn ubatch(&self) -> UbatchRows<'_> {
+        UbatchRows { device: self.device, parts: self.parts, sequences: self.sequences }
+    }
+
     /// Position of each row, in the order of rows.
     fn positions(&self) -> impl Iterator<Item = u32> + use<'_> {
         self.parts.iter().flat_map(|part| part.pos..part.pos + part.rows.len() as u32)
@@ -161,7 +167,7 @@ impl BlockCx<'_> {
         let mut outs = weights.map(|w| Some(self.scratch.take(x.n_rows(), w?.rows())));
         let jobs = weights.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.filter_map(|(w, out)| Some(w?.job(x, out.as_mut()?))).collect();
-        project_all((self.device, self.scratch), self.adapters, &mut jobs);
+        project_all(self.device, self.scratch, self.adapters, &mut jobs);
         outs
     }
 
@@ -170,7 +176,7 @@ impl BlockCx<'_> {
         let mut outs = pairs.map(|(w, x)| self.scratch.take(x.n_rows(), w.rows()));
         let jobs = pairs.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.map(|((w, x), out)| w.job(x, out)).collect();
-        project_all((self.device, self.scratch), self.adapters, &mut jobs);
+        project_all(self.device, self.scratch, self.adapters, &mut jobs);
         outs
     }
 }
@@ -187,7 +193,7 @@ impl<'a> BlockCx<'a> {
 }
 
 /// Rotates the last `n_rot` elements of heads of `stride`.
-fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, [stride, n_rot]: [usize; 2], table: &RopeTable) {
+fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, stride: usize, n_rot: usize, table: &RopeTable) {
     let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
     let mut pe = cx.scratch.take(heads.len() / stride, n_rot);
     // Rotated row by row: heads need not be apart.

@@ -4,6 +4,7 @@
 use super::{Block, BlockCx, Embedding};
 use crate::device::{Memory, Rows};
 use crate::kernels::{DilatedConv, PackedMatrix, Vector};
+use crate::ops::{DilatedRows, ProductRoots};
 use crate::spec::{LAYER_ROW_TABLE, ModelError, NgramSpec};
 use crate::state::{BlockState, PartRows};
 use crate::weights::WeightLoader;
@@ -42,7 +43,7 @@ impl Ngram {
         let name = |part: &str| format!("{stem}.ple_{part}.weight");
         let (width, n_taps) = (spec.width(), spec.conv_taps);
         let mut norm =
-            |part| loader.values_of_either(&name(part), [&[width], &[n_embd, spec.n_streams]]);
+            |part| loader.values_of_either(&name(part), &[width], &[n_embd, spec.n_streams]);
         let [key_norm, query_norm, conv_norm] =
             [norm("norm_key")?, norm("norm_query")?, norm("norm_conv")?];
         // Files have the taps of a channel together.
@@ -82,8 +83,14 @@ impl Block for Ngram {
         cx.device.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
         let mut convolved = cx.scratch.take(x.n_rows(), self.spec.width());
         let conv = self.conv();
-        let operands = (&*states, &inputs, &self.taps);
-        cx.device.dilated_conv(&conv, &parts, operands, &mut convolved);
+        cx.device.run(DilatedRows {
+            conv: &conv,
+            parts: &parts,
+            states: states.view(),
+            x: inputs.view(),
+            weight: &self.taps,
+            out: convolved.view_mut(),
+        });
         cx.device.keep_last_rows(&conv, &parts, states, &inputs);
         cx.device.silu(&mut convolved);
         cx.device.add(&mut gated, &convolved);
@@ -129,8 +136,14 @@ impl Ngram {
         cx.device.side_by_side(&streams, &mut queries);
         cx.device.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
         let mut gates = cx.scratch.take(n_rows, n);
-        let constants = ((n_embd as f32).sqrt(), LEAST_SCORE);
-        cx.device.product_roots((&keys, &queries), n_embd, constants, &mut gates);
+        cx.device.run(ProductRoots {
+            x: keys.view(),
+            y: queries.view(),
+            d: n_embd,
+            divisor: (n_embd as f32).sqrt(),
+            least: LEAST_SCORE,
+            out: gates.view_mut(),
+        });
         cx.device.sigmoid(&mut gates);
         let mut values = cx.scratch.take(n_rows, n_embd);
         cx.device.multiply(&self.value, embedded, &mut values);

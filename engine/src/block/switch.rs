@@ -7,7 +7,7 @@
 use super::{Block, BlockCx};
 use crate::device::Rows;
 use crate::spec::{Beside, SwitchRouterSpec};
-use crate::state::{AttendVariant, BlockState, KvRows};
+use crate::state::{AttendHow, AttendVariant, BlockState, KvRows};
 
 /// The router of a model's own adapters. It has no weights.
 pub struct Switch {
@@ -40,9 +40,9 @@ impl Block for Switch {
             k.host_mut()[at] = if *place > 0.0 { self.spec.gain } else { -self.spec.gain };
             v.host_mut()[at] = *place;
         }
-        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k: &k, v: Some(&v), index: None });
-        let how = (1.0, AttendVariant::default());
-        kv.attend(cx.device, cx.parts, cx.sequences, how, &q, &mut found);
+        kv.append(cx.ubatch(), &KvRows { k: &k, v: Some(&v), index: None });
+        let how = AttendHow { scale: 1.0, variant: AttendVariant::default() };
+        kv.attend(cx.ubatch(), how, &q, &mut found);
         let last = (self.spec.n_places - 1) as f32;
         let found = found.host().chunks_exact(WIDTH).map(|found| found[0].clamp(0.0, last).round());
         cx.beside[Beside::ADAPTERS] = Rows::new(found.collect(), 1);

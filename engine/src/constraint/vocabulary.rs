@@ -112,9 +112,12 @@ impl Vocabulary {
         let first = *ends.first().ok_or_else(|| wrong("the model has no token that ends it"))?;
         let n_vocab = texts.len() as u32;
         // Control tokens are no text of the answer: under this mark no grammar of text reaches them.
-        let marked = |id: u32| match is_control(id) {
-            true => [&[TokTrie::SPECIAL_TOKEN_MARKER], texts[id as usize].as_slice()].concat(),
-            false => texts[id as usize].clone(),
+        let marked = |id: u32| {
+            if is_control(id) {
+                [&[TokTrie::SPECIAL_TOKEN_MARKER], texts[id as usize].as_slice()].concat()
+            } else {
+                texts[id as usize].clone()
+            }
         };
         let words: Vec<Vec<u8>> = (0..n_vocab).map(marked).collect();
         let trie = TokTrie::from(&TokRxInfo::new(n_vocab, first), &words).with_eos_tokens(ends);

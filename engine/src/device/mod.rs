@@ -99,7 +99,7 @@ impl Device {
             None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
             Some(there) => {
                 let keep = |sizes, fill: &mut Fill<'_>| there.keep(sizes, fill);
-                PackedMatrix::pack_with(&self.compute, (ty, rows, cols), bytes, keep)
+                PackedMatrix::pack_with(&self.compute, ty, rows, cols, bytes, keep)
             }
         }
     }

@@ -154,7 +154,7 @@ fn products(device: &Device, n_rows: usize, out: usize) -> Result<Vec<f32>, Kern
                 block[at + 1] = 0x2c | block[at + 1] & 3;
             }
         }
-        all.extend(product(device, ty, [n_rows, out, cols], &bytes)?);
+        all.extend(product(device, ty, n_rows, out, cols, &bytes)?);
     }
     Ok(all)
 }
@@ -166,13 +166,15 @@ fn float_product(device: &Device) -> Result<Vec<f32>, KernelError> {
     bytes.iter_mut().for_each(|byte| *byte = (numbers.next() >> 24) as u8);
     // Up to 2 in f16, of either sign.
     bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte &= 0xbf);
-    product(device, GgmlType::F16, [n_rows, out, cols], &bytes)
+    product(device, GgmlType::F16, n_rows, out, cols, &bytes)
 }
 
 fn product(
     device: &Device,
     ty: GgmlType,
-    [n_rows, out, cols]: [usize; 3],
+    n_rows: usize,
+    out: usize,
+    cols: usize,
     bytes: &[u8],
 ) -> Result<Vec<f32>, KernelError> {
     let w = device.pack(ty, out, cols, bytes)?;

@@ -67,10 +67,8 @@ impl Dry {
         self.matches.resize(n, 0);
         let (mut left, mut right) = (0, 0);
         for i in 1..n {
-            let mut length = match i < right {
-                true => (self.matches[i - left] as usize).min(right - i),
-                false => 0,
-            };
+            let mut length =
+                if i < right { (self.matches[i - left] as usize).min(right - i) } else { 0 };
             while i + length < n && self.reversed[length] == self.reversed[i + length] {
                 length += 1;
             }

@@ -58,12 +58,11 @@ pub(super) fn choose(
         candidates.exclude_top_choices(params.xtc_threshold);
     }
     let (mean, range) = (params.temperature, params.dynatemp_range);
-    let temperature = match range > 0.0 {
-        true => {
-            let low = (mean - range).max(0.0);
-            candidates.dynamic_temperature(low, mean + range, params.dynatemp_exponent)
-        }
-        false => mean,
+    let temperature = if range > 0.0 {
+        let low = (mean - range).max(0.0);
+        candidates.dynamic_temperature(low, mean + range, params.dynatemp_exponent)
+    } else {
+        mean
     };
     if temperature <= 0.0 {
         return Ok(candidates.best().id);

@@ -5,14 +5,14 @@
 //! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
 //! from a stream.
 //!
-//! Where two rows guide a draw ([`Guidance`](crate::batch::Guidance)) they are made one before anything else
-//! (`guidance`). The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
+//! Where two rows companion a draw ([`Companion`](crate::batch::Companion)) they are made one before anything else
+//! (`companion`). The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,
 //! min-p, XTC, temperature, draw. Mirostat takes the place of what is between DRY and the draw. Nothing here knows
 //! text, stop conditions or sequences.
 
+mod companion;
 mod dry;
 mod filters;
-mod guidance;
 mod logprobs;
 mod mirostat;
 mod penalties;
@@ -162,9 +162,10 @@ impl Sampler {
         pos: u32,
     ) -> Result<DraftedToken, SampleError> {
         let id = self.sample(logits, setup, history, Next { pos, ..Next::default() })?.id;
-        let odds = match takes_maximum(&setup.params) {
-            true => libm::exp(log_prob(logits, id)?),
-            false => self.candidates.share_of(id),
+        let odds = if takes_maximum(&setup.params) {
+            libm::exp(log_prob(logits, id)?)
+        } else {
+            self.candidates.share_of(id)
         };
         Ok(DraftedToken { id, odds: odds.clamp(0.0, 1.0) as f32 })
     }
@@ -200,8 +201,8 @@ pub struct Next<'a> {
 /// How many of the greatest logits, as they are, the draw of the token at `pos` looks at, whatever the history is; `None` where it
 /// looks at others too, or more is asked than the token.
 pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
-    let SamplerSetup { params, top_logprobs, not_before, constraint, guidance, .. } = setup;
-    let is_plain = top_logprobs.is_none() && constraint.is_none() && guidance.is_none();
+    let SamplerSetup { params, top_logprobs, not_before, constraint, companion, .. } = setup;
+    let is_plain = top_logprobs.is_none() && constraint.is_none() && companion.is_none();
     let is_raw = params.logit_bias.is_empty()
         && penalties::are_off(params)
         && dry::is_off(&params.dry)

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::filters::Candidates;
 use super::*;
-use crate::batch::{DryParams, Guidance, Mirostat};
+use crate::batch::{Companion, DryParams, Mirostat};
 
 fn setup(params: SamplingParams, seed: u64) -> SamplerSetup {
     SamplerSetup { params, seed, top_logprobs: None, ..SamplerSetup::default() }
@@ -90,8 +90,8 @@ fn how_many_logits_a_draw_looks_at_is_known_beforehand() {
         }
         let (plain, most) = (setup(base.clone(), 1), looked_at(base));
         assert_eq!(looks_at(&SamplerSetup { top_logprobs: Some(0), ..plain.clone() }, 7), None);
-        let guidance = Some(Guidance { scale: 2.0 });
-        assert_eq!(looks_at(&SamplerSetup { guidance, ..plain.clone() }, 7), None);
+        let companion = Some(Companion { scale: 2.0 });
+        assert_eq!(looks_at(&SamplerSetup { companion, ..plain.clone() }, 7), None);
         let later = NotBefore { pos: 8, tokens: [1].into() };
         let later = SamplerSetup { not_before: later, ..plain };
         assert_eq!([7, 8].map(|pos| looks_at(&later, pos)), [None, most]);

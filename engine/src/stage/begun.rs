@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::boundary_rows::{BoundaryRows, FetchedRows};
-use super::head::HeadRows;
+use super::head::{HeadRows, WantedRows};
 use super::own_drafts::LeftRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
@@ -161,8 +161,9 @@ impl Stage {
         }
         let drafts = self.drafts_wanted(ub);
         let Some(head) = &self.head else { unreachable!("checked above") };
-        let (tools, wanted) = ((&self.device, &self.scratch), (&wanted, &adapters));
-        let rows = head.rows(tools, &self.sequences, applied.parts, wanted);
+        let wanted = WantedRows { rows: &wanted, adapters: &adapters };
+        let (device, sequences) = (&self.device, &self.sequences);
+        let rows = head.rows(device, &self.scratch, sequences, applied.parts, wanted);
         self.n_reading += usize::from(is_read);
         Ok(Begun { drafts, is_read, ..self.begun_rows(ub, rows) })
     }

@@ -61,7 +61,8 @@ impl Stage {
     pub fn copy_new(
         &self,
         slot: SlotId,
-        (len, plane): (u32, Option<SlotId>),
+        len: u32,
+        plane: Option<SlotId>,
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
@@ -81,10 +82,7 @@ impl Stage {
             block,
             paged,
             pages: state.copy_pages(sequence, first_page, n_pages, to),
-            rest: match complete {
-                true => state.copy_rest(sequence, len, to),
-                false => Vec::new(),
-            },
+            rest: if complete { state.copy_rest(sequence, len, to) } else { Vec::new() },
         });
         let (prints, blocks) = (self.prints.clone(), blocks.collect());
         // What was read of a device that failed is anything.

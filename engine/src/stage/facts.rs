@@ -12,7 +12,8 @@ use crate::spec::ModelSpec;
 pub(super) fn of(
     spec: &ModelSpec,
     blocks: &[LoadedBlock],
-    (head, own_drafts): (Option<&Head>, Option<&OwnDrafts>),
+    head: Option<&Head>,
+    own_drafts: Option<&OwnDrafts>,
     device: &Device,
 ) -> StageFacts {
     let [drafts, of_drafts] = own_drafts.map_or([0; 2], OwnDrafts::nbytes);

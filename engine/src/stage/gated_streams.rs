@@ -34,12 +34,13 @@ impl GatedConnection {
         let name = |part: &str| format!("{stem}_{part}.weight");
         let width = spec.n * n_embd;
         Ok(Self {
-            norm: loader.values_of_either(&name("norm"), [&[width], &[n_embd, spec.n]])?,
+            norm: loader.values_of_either(&name("norm"), &[width], &[n_embd, spec.n])?,
             down: loader.matrix(&name("down"), spec.rank, width)?,
             up: loader.matrix(&name("up"), width, spec.rank)?,
-            inject: match writes {
-                true => Some(loader.matrix(&name("inject"), spec.n, width)?),
-                false => None,
+            inject: if writes {
+                Some(loader.matrix(&name("inject"), spec.n, width)?)
+            } else {
+                None
             },
             spec: *spec,
         })

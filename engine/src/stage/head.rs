@@ -47,7 +47,7 @@ pub(super) struct Head {
 pub(super) struct PutOff {
     pos: u32,
     mu: Option<f32>,
-    /// `[n_vocab]`, a guide's beside it taken in.
+    /// `[n_vocab]`, a companion's beside it taken in.
     logits: Vec<f32>,
 }
 
@@ -66,6 +66,14 @@ enum Values {
     All { normed: Fetched, logits: Fetched },
 }
 
+/// Rows of a ubatch that a head reads.
+#[derive(Clone, Copy)]
+pub(super) struct WantedRows<'a> {
+    pub(super) rows: &'a BoundaryRows,
+    /// The adapters that they use.
+    pub(super) adapters: &'a RowAdapters,
+}
+
 impl HeadRows {
     /// Of parts that were not computed, since all of them [are refuted](Head::is_refuted).
     pub(super) fn refuted(parts: Vec<PartRows>) -> Self {
@@ -75,25 +83,27 @@ impl HeadRows {
 }
 
 impl Head {
-    /// What the parts want of their gathered rows, and the adapters that these use: all but the draws.
+    /// What the parts want of their gathered rows: all but the draws.
     pub(super) fn rows(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         sequences: &Sequences,
         parts: Vec<PartRows>,
-        (wanted, adapters): (&BoundaryRows, &RowAdapters),
+        wanted: WantedRows<'_>,
     ) -> HeadRows {
+        let WantedRows { rows: wanted, adapters } = wanted;
         let n = wanted.hidden.n_rows();
         if n == 0 {
             return HeadRows::refuted(Vec::new());
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.apply((device, scratch), wanted, &mut normed);
-        // Rows whose logits nobody wants are not multiplied if no other is either. A guide never comes alone.
+        // Rows whose logits nobody wants are not multiplied if no other is either. A companion never comes alone.
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
-            Some(output) => self.logits((device, scratch), output, &normed, adapters),
+            Some(output) => self.logits(device, scratch, output, &normed, adapters),
             None => Rows::default(),
         };
         let few = few_looked_at(sequences, &parts)
@@ -178,7 +188,7 @@ impl Head {
                 outputs.push(RowOutput { slot, pos: 0, value, mask_us: 0 });
                 continue;
             };
-            let value = self.draw(sequences, slot, (row.pos, row.mu), &row.logits);
+            let value = self.draw(sequences, slot, row.pos, row.mu, &row.logits);
             let pos = row.pos;
             if value == RowValue::NotYet {
                 self.put_off.insert(slot, row);
@@ -210,13 +220,13 @@ impl Head {
         let (n_vocab, n_embd) = (self.output.as_ref().map_or(0, Linear::rows), self.n_embd);
         let mut outputs = Vec::with_capacity(parts.len());
         let mut index = 0;
-        let mut guide = None;
+        let mut companion = None;
         for part in parts {
             let row_logits = |index: usize| &logits[index * n_vocab..(index + 1) * n_vocab];
             if part.want == Want::Verify {
                 let first = index;
                 let draw = |head: &mut Self, i: usize, pos: u32| {
-                    head.draw(sequences, part.slot, (pos, None), row_logits(first + i))
+                    head.draw(sequences, part.slot, pos, None, row_logits(first + i))
                 };
                 let drawn = self.verified(sequences, part, draw);
                 if let [RowOutput { pos, value: RowValue::NotYet, .. }] = drawn[..]
@@ -233,14 +243,14 @@ impl Head {
                 let pos = part.pos + (row - part.rows.start) as u32;
                 let logits = || row_logits(index);
                 let value = match part.want {
-                    Want::Guide => {
-                        guide = Some(index);
+                    Want::Companion => {
+                        companion = Some(index);
                         index += 1;
                         continue;
                     }
                     Want::Sample => {
-                        let guide = guide.take().map(row_logits);
-                        self.sample(sequences, part, pos, logits(), guide)
+                        let companion = companion.take().map(row_logits);
+                        self.sample(sequences, part, pos, logits(), companion)
                     }
                     Want::Hidden | Want::HiddenFirst | Want::HiddenLast => {
                         RowValue::Hidden(normed[index * n_embd..(index + 1) * n_embd].to_vec())
@@ -259,13 +269,14 @@ impl Head {
     /// `[n, n_vocab]` from normed rows `[n, n_embd]`.
     pub(super) fn logits(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         output: &Linear,
         normed: &Rows,
         adapters: &RowAdapters,
     ) -> Rows {
         let mut logits = scratch.take(normed.n_rows(), output.rows());
-        project_all((device, scratch), adapters, &mut [output.job(normed, &mut logits)]);
+        project_all(device, scratch, adapters, &mut [output.job(normed, &mut logits)]);
         if let Some(bias) = &self.bias {
             device.add_bias(&mut logits, bias);
         }
@@ -353,18 +364,20 @@ impl Head {
         part: &PartRows,
         pos: u32,
         logits: &[f32],
-        guide: Option<&[f32]>,
+        of_companion: Option<&[f32]>,
     ) -> RowValue {
         let setup = setup_of(sequences, part.slot);
-        let logits = match (setup.guidance, guide) {
-            (Some(guidance), Some(guide)) => match guidance.combine(logits, guide) {
-                Ok(combined) => Cow::Owned(combined),
-                Err(error) => return RowValue::Failed(error.to_string()),
-            },
-            // That a guided draw has its guide was checked with the ubatch.
+        let logits = match (setup.companion, of_companion) {
+            (Some(companion), Some(of_companion)) => {
+                match companion.combine(logits, of_companion) {
+                    Ok(combined) => Cow::Owned(combined),
+                    Err(error) => return RowValue::Failed(error.to_string()),
+                }
+            }
+            // That a draw which wants a companion has it was checked with the ubatch.
             _ => Cow::Borrowed(logits),
         };
-        let value = self.draw(sequences, part.slot, (pos, part.mu), &logits);
+        let value = self.draw(sequences, part.slot, pos, part.mu, &logits);
         if value == RowValue::NotYet {
             let (mu, logits) = (part.mu, logits.into_owned());
             self.put_off.insert(part.slot, PutOff { pos, mu, logits });
@@ -377,7 +390,8 @@ impl Head {
         &mut self,
         sequences: &Sequences,
         slot: SlotId,
-        (pos, mu): (u32, Option<f32>),
+        pos: u32,
+        mu: Option<f32>,
         logits: &[f32],
     ) -> RowValue {
         let setup = setup_of(sequences, slot);
@@ -532,9 +546,9 @@ mod tests {
         let run = |hidden: &[f32]| {
             let scratch = Scratch::default();
             let wanted = BoundaryRows::stream(Rows::new(hidden.to_vec(), N_EMBD));
-            let wanted = (&wanted, &RowAdapters::default());
+            let wanted = WantedRows { rows: &wanted, adapters: &RowAdapters::default() };
             let mut head = head(&device);
-            let rows = head.rows((&device, &scratch), &sequences, parts.clone(), wanted);
+            let rows = head.rows(&device, &scratch, &sequences, parts.clone(), wanted);
             head.outputs(&sequences, rows)
         };
         let rows = run(&hidden);

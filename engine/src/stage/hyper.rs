@@ -121,9 +121,10 @@ impl Spread {
         rows: &mut BoundaryRows,
     ) {
         let n = self.n;
-        let old: Vec<Rows> = match self.mixes {
-            true => rows.streams(n).map(|stream| scratch.copy_of(stream)).collect(),
-            false => Vec::new(),
+        let old: Vec<Rows> = if self.mixes {
+            rows.streams(n).map(|stream| scratch.copy_of(stream)).collect()
+        } else {
+            Vec::new()
         };
         let start = if self.mixes { SumStart::Zero } else { SumStart::Own };
         let sources = std::iter::once(y).chain(&old);

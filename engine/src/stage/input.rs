@@ -48,7 +48,8 @@ impl Input {
     /// copied.
     pub(super) fn rows(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         ub: &UBatch,
         adapters: &RowAdapters,
         scale: f32,
@@ -59,7 +60,7 @@ impl Input {
         }
         let rows = Rows::new(self.tokens.rows(device, &tokens, scale), self.tokens.n_embd());
         let mut rows = scratch.adopt(rows);
-        self.adapt((device, scratch), &tokens, adapters, scale, &mut rows);
+        self.adapt(device, scratch, &tokens, adapters, scale, &mut rows);
         if let Some(row) = &self.token_type {
             device.add_bias(&mut rows, row);
         }
@@ -87,7 +88,8 @@ impl Input {
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.
     fn adapt(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         tokens: &[u32],
         adapters: &RowAdapters,
         scale: f32,

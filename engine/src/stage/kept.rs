@@ -54,6 +54,17 @@ pub(super) struct KeptLayer {
     pub(super) in_file: usize,
 }
 
+/// The stage that weights are kept for.
+pub(super) struct KeptFor<'a> {
+    pub(super) model_hash: blake3::Hash,
+    /// Where its weights lie, and its experts.
+    pub(super) home: Home,
+    pub(super) experts: ExpertsPlace,
+    pub(super) layers: &'a Range<usize>,
+    /// Whether it has the model's own blocks of drafts.
+    pub(super) own_drafts: bool,
+}
+
 impl KeptWeights {
     /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
     pub(super) fn make_room(&self, device: &Device) -> Result<(), ModelError> {
@@ -70,15 +81,11 @@ impl KeptWeights {
         self.drafts.take_if(|drafts| !is_same(&drafts.tensors));
     }
 
-    /// Lets go of what a stage of `layers` has no use for, of all of another model, and of all that lies elsewhere.
-    pub(super) fn retain_for(
-        &mut self,
-        (model, home, experts): (blake3::Hash, Home, ExpertsPlace),
-        spec: &ModelSpec,
-        (layers, own_drafts): (&Range<usize>, bool),
-    ) {
-        if self.model != Some(model) || self.home != home {
-            *self = Self { model: Some(model), home, ..Self::default() };
+    /// Lets go of what a stage has no use for, of all of another model, and of all that lies elsewhere.
+    pub(super) fn retain_for(&mut self, spec: &ModelSpec, stage: KeptFor<'_>) {
+        let KeptFor { model_hash, home, experts, layers, own_drafts } = stage;
+        if self.model != Some(model_hash) || self.home != home {
+            *self = Self { model: Some(model_hash), home, ..Self::default() };
         }
         self.share(spec, layers);
         self.place_experts(experts);

@@ -49,7 +49,8 @@ impl LayerRows {
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
     pub(super) fn rows(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         ub: &UBatch,
         hidden: &Rows,
     ) -> Rows {

@@ -11,7 +11,7 @@ use super::gated_streams::GatedConnection;
 use super::head::Head;
 use super::hyper::HyperConnection;
 use super::input::{EmbeddingLora, Input};
-use super::kept::{self, Kept, KeptLayer, KeptWeights, Names};
+use super::kept::{self, Kept, KeptFor, KeptLayer, KeptWeights, Names};
 use super::layer_rows::LayerRows;
 use super::norm::Norm;
 use super::own_drafts::OwnDrafts;
@@ -98,16 +98,17 @@ impl Stage {
         let Described { model, spec } = described.clone();
         check(&spec, &layers, &config)?;
         let model_hash = blake3::hash(&model.header_bytes());
-        let place = ExpertsPlace::new(&device, config.host_experts)?;
-        let of_stage = (&layers, config.own_drafts);
-        kept.retain_for((model_hash, device.home(), place), &spec, of_stage);
-        let mut loader = loader((model, &spec), &source, (&device, place), progress);
+        let experts = ExpertsPlace::new(&device, config.host_experts)?;
+        let (home, own_drafts) = (device.home(), config.own_drafts);
+        kept.retain_for(&spec, KeptFor { model_hash, home, experts, layers: &layers, own_drafts });
+        let mut loader = loader(model, &spec, &source, &device, experts, progress);
         kept.tensors().for_each(|tensor| loader.taken_before(tensor));
         let rope = load_rope(spec.rope.as_ref(), config.n_ctx, &mut loader)?;
         let local_rope = load_rope(spec.local_rope.as_ref(), config.n_ctx, &mut loader)?;
         let pass_norm = load_pass_norm(&spec, &layers, &mut loader)?;
         let tensors = stage_tensors_with_drafts(model, &spec, &layers, config.own_drafts);
-        load_weights((model, &spec), of_stage, &source, &mut loader, kept, &(0..0))?;
+        let needs = Needs { model, spec: &spec, layers: &layers, own_drafts, has: &(0..0) };
+        load_weights(needs, &source, &mut loader, kept)?;
         let prints = prints(model, &spec, source.as_ref(), kept)?;
         loader.finish(&tensors)?;
         release(source.as_ref(), &tensors, None);
@@ -128,8 +129,8 @@ impl Stage {
         let head = taken(&mut kept.head, &mut names.head);
         let own_drafts = taken(&mut kept.drafts, &mut names.drafts);
         let own_drafts = own_drafts
-            .and_then(|blocks| OwnDrafts::new(&spec, blocks, of_drafts, (&device, &config)));
-        let facts = facts::of(&spec, &blocks, (head.as_ref(), own_drafts.as_ref()), &device);
+            .and_then(|blocks| OwnDrafts::new(&spec, blocks, of_drafts, &device, &config));
+        let facts = facts::of(&spec, &blocks, head.as_ref(), own_drafts.as_ref(), &device);
         let (prefixes, last) = (spec.prefixes(config.windows), layers.end == spec.n_layer());
         let sequences = Sequences::new(config.n_slots, config.n_blocks, prefixes, last);
         Ok(Self {
@@ -165,10 +166,12 @@ fn taken<T>(kept: &mut Option<Kept<T>>, names: &mut Vec<String>) -> Option<T> {
 }
 
 /// Hands out tensors, with experts where they shall lie.
-fn loader<'a>(
-    (model, spec): (&'a Gguf, &ModelSpec),
+pub(super) fn loader<'a>(
+    model: &'a Gguf,
+    spec: &ModelSpec,
     source: &'a Arc<dyn TensorSource>,
-    (device, place): (&'a Device, ExpertsPlace),
+    device: &'a Device,
+    place: ExpertsPlace,
     progress: &'a mut dyn FnMut(u64),
 ) -> WeightLoader<'a> {
     let loader = WeightLoader::new(model, source.as_ref(), device, progress);
@@ -200,40 +203,25 @@ fn no_vocabulary() -> ConstraintError {
     ConstraintError::Vocabulary("its last stage was not told the tokens' texts".to_owned())
 }
 
-impl KeptWeights {
-    /// Loads what a stage of `layers` lacks that is built of a stage of the layers `has` ([`KeptWeights::absorb`]),
-    /// while that one still computes; with [`StageConfig::own_drafts`] and [`StageConfig::host_experts`]. `progress` is told the bytes of each tensor as it is taken.
-    ///
-    /// # Errors
-    /// As [`Stage::load`].
-    pub fn load_ahead(
-        described: &Described<'_>,
-        source: Arc<dyn TensorSource>,
-        (layers, own_drafts): (Range<usize>, bool),
-        has: Range<usize>,
-        (device, host_experts): (&Device, u32),
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Self, ModelError> {
-        let Described { model, spec } = described;
-        let mut ahead = Self::default();
-        let place = ExpertsPlace::new(device, host_experts)?;
-        let hash = blake3::hash(&model.header_bytes());
-        ahead.retain_for((hash, device.home(), place), spec, (&layers, own_drafts));
-        let mut loader = loader((model, spec), &source, (device, place), progress);
-        load_weights((model, spec), (&layers, own_drafts), &source, &mut loader, &mut ahead, &has)?;
-        Ok(ahead)
-    }
+/// What a stage needs of a model's weights.
+#[derive(Clone, Copy)]
+pub(super) struct Needs<'a> {
+    pub(super) model: &'a Gguf,
+    pub(super) spec: &'a ModelSpec,
+    pub(super) layers: &'a Range<usize>,
+    pub(super) own_drafts: bool,
+    /// Layers of a stage that it will be built of.
+    pub(super) has: &'a Range<usize>,
 }
 
-/// Loads into `kept` what a stage of `layers` lacks there, and what a stage of the layers `has` does not have either.
-fn load_weights(
-    (model, spec): (&Gguf, &ModelSpec),
-    (layers, own_drafts): (&Range<usize>, bool),
+/// Loads into `kept` what a stage lacks there, and what the stage that it will be built of does not have either.
+pub(super) fn load_weights(
+    needs: Needs<'_>,
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
     kept: &mut KeptWeights,
-    has: &Range<usize>,
 ) -> Result<(), ModelError> {
+    let Needs { model, spec, layers, own_drafts, has } = needs;
     let tensors = stage_tensors(model, spec, layers);
     let (has_first, has_last) = (has.contains(&0), has.contains(&(spec.n_layer() - 1)));
     if layers.start == 0 && kept.embedding.is_none() && !has_first {
@@ -441,14 +429,15 @@ pub(super) fn load_layer(
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
     loader.at_layer(spec.in_file(layer));
-    load_blocks(spec, &spec.layers[layer], (layer, &spec.layer_stem(layer)), loader)
+    load_blocks(spec, &spec.layers[layer], layer, &spec.layer_stem(layer), loader)
 }
 
 /// The weights of the blocks of `of_layer`, number `layer`, whose tensors' names begin with `block_stem`.
 pub(super) fn load_blocks(
     spec: &ModelSpec,
     of_layer: &LayerSpec,
-    (layer, block_stem): (usize, &str),
+    layer: usize,
+    block_stem: &str,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
     let mut blocks = Vec::new();
@@ -485,7 +474,7 @@ pub(super) fn load_blocks(
             stream_norms,
             stream_factor,
             skip,
-            block: load_block(&block.kind, (layer, block_stem), spec.n_embd, loader)?,
+            block: load_block(&block.kind, layer, block_stem, spec.n_embd, loader)?,
         }));
     }
     Ok(blocks)
@@ -572,13 +561,13 @@ pub(super) fn load_head(
     loader: &mut WeightLoader<'_>,
 ) -> Result<Head, ModelError> {
     let matrix = if loader.has(OUTPUT) { OUTPUT } else { TOKEN_EMBD };
-    let output = match spec.is_encoder() {
-        true => None,
+    let output = if spec.is_encoder() {
+        None
+    } else if matrix == TOKEN_EMBD {
         // Tied, it is the embedding without what adapters add to that.
-        false if matrix == TOKEN_EMBD => {
-            Some(Linear::plain(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?))
-        }
-        false => Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?),
+        Some(Linear::plain(loader.matrix(matrix, spec.n_vocab, spec.n_embd)?))
+    } else {
+        Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?)
     };
     let mix = load_head_mix(spec, loader)?;
     let read = load_read(spec, loader, "", (spec.head.norm, spec.head.eps), mix)?;

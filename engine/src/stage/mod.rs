@@ -19,6 +19,7 @@ mod input;
 mod kept;
 mod layer_rows;
 mod load;
+mod load_ahead;
 mod norm;
 mod own_drafts;
 mod rehearsal;
@@ -37,6 +38,7 @@ pub use begun::{Begun, Finished};
 pub use check::check_tensors;
 pub use kept::KeptWeights;
 pub use load::StageConfig;
+pub use load_ahead::NextStage;
 pub use own_drafts::{DraftRow, check_own_drafts};
 
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
@@ -255,9 +257,9 @@ impl Stage {
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
         let tools = (&self.device, &self.scratch);
-        let copy_of = |rows: &Rows| self.scratch.copy_of(rows);
-        let mut rows =
-            BoundaryRows::stream(input.rows(tools, ub, adapters, self.spec.embedding_scale));
+        let (device, scratch, scale) = (&self.device, &self.scratch, self.spec.embedding_scale);
+        let copy_of = |rows: &Rows| scratch.copy_of(rows);
+        let mut rows = BoundaryRows::stream(input.rows(device, scratch, ub, adapters, scale));
         if let Some(low) = &input.low_start {
             rows.beside.push(copy_of(&rows.hidden));
             self.device.add_bias(&mut rows.hidden, low);
@@ -267,7 +269,8 @@ impl Stage {
             Beside::Embedding => rows.beside.push(copy_of(&rows.hidden)),
             Beside::ForLayers { lent, .. } => {
                 let hidden = &rows.hidden;
-                let of_layers = input.layer_rows.as_ref().map(|l| l.rows(tools, ub, hidden));
+                let of_layers =
+                    input.layer_rows.as_ref().map(|l| l.rows(device, scratch, ub, hidden));
                 let streams = input.streams.as_ref().map(|s| s.of(tools, hidden));
                 rows.beside.push(of_layers.unwrap_or_default());
                 // Filled by the layers that lend them.
@@ -526,7 +529,7 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
         )));
     }
     let has_logits =
-        |want| matches!(want, Want::Sample | Want::Verify | Want::Guide | Want::Logits);
+        |want| matches!(want, Want::Sample | Want::Verify | Want::Companion | Want::Logits);
     match ub.parts.iter().find(|part| has_logits(part.want)) {
         Some(part) => Err(BatchError::Malformed(format!(
             "slot {}: an encoder has no tokens and no logits, its rows can be asked for",

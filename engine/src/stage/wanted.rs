@@ -7,7 +7,7 @@ use crate::state::PartRows;
 pub(super) fn wanted_rows(part: &PartRows) -> std::ops::Range<usize> {
     match part.want {
         Want::Nothing => part.rows.end..part.rows.end,
-        Want::Sample | Want::Guide => part.rows.end - 1..part.rows.end,
+        Want::Sample | Want::Companion => part.rows.end - 1..part.rows.end,
         Want::HiddenFirst => part.rows.start..part.rows.start + 1,
         Want::HiddenLast => part.rows.end - 1..part.rows.end,
         Want::Verify => part.rows.start + part.known..part.rows.end,

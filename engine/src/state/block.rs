@@ -32,19 +32,19 @@ impl BlockState {
                 // The host needs to know which adapters rows use.
                 let of_host = matches!(kind, BlockKind::Switch(_));
                 let window = window.filter(|_| room.windows);
-                Self::Kv(KvCache::new(device, (layout, of_host), room, window)?)
+                Self::Kv(KvCache::new(device, layout, of_host, room, window)?)
             }
             (StateSpec::Paged { .. }, None) => unreachable!("pages of {kind:?} have no layout"),
             (StateSpec::Slot { conv, scan }, _) => {
                 // The host makes rows of a table's of the last tokens.
                 let of_host = matches!(kind, BlockKind::Ngram(_));
-                Self::Slots(SlotStates::new(device, n_slots, conv, (scan, of_host))?)
+                Self::Slots(SlotStates::new(device, n_slots, conv, scan, of_host)?)
             }
             (spec @ StateSpec::Entries { recent, .. }, _) => {
                 let layout = spec.entry_layout(room.kv_type);
                 let layout = layout.expect("entries have a layout");
                 let entries = Self::Entries(EntryPages::new(device, layout, room)?);
-                let recent = Self::Slots(SlotStates::new(device, n_slots, recent, (0, false))?);
+                let recent = Self::Slots(SlotStates::new(device, n_slots, recent, 0, false)?);
                 Self::Both(Box::new([entries, recent]))
             }
             (StateSpec::None, _) => Self::None,
@@ -176,8 +176,8 @@ impl BlockState {
             Self::Slots(slots) => Some(slots.read(sequence.plane)),
             Self::Entries(entries) => {
                 let mut bytes = Vec::with_capacity(self.n_bytes_of(sequence));
-                let pages = (0, entries.n_kept(sequence.len));
-                entries.read_into(sequence, pages, sequence.len, &mut bytes);
+                let n_pages = entries.n_kept(sequence.len);
+                entries.read_into(sequence, 0, n_pages, sequence.len, &mut bytes);
                 Some(bytes)
             }
             Self::Both(both) => {

@@ -130,7 +130,7 @@ impl BlockState {
             }
             Self::Entries(entries) => {
                 let (mut bytes, len) = (take(), (first + n) * KV_PAGE as u32);
-                entries.read_into(sequence, (first as usize, n as usize), len, &mut bytes);
+                entries.read_into(sequence, first as usize, n as usize, len, &mut bytes);
                 bytes
             }
             Self::None | Self::Both(_) | Self::Kv(_) | Self::Slots(_) => Vec::new(),
@@ -144,7 +144,7 @@ impl BlockState {
             Self::Kv(_) | Self::Entries(_) if self.rest_bytes(len) == 0 => Vec::new(),
             Self::Entries(entries) => {
                 let mut page = (room.buffer)(self.rest_bytes(len));
-                entries.read_into(sequence, (len as usize / KV_PAGE, 1), len, &mut page);
+                entries.read_into(sequence, len as usize / KV_PAGE, 1, len, &mut page);
                 page
             }
             Self::Kv(kv) => {

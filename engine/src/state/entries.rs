@@ -61,7 +61,8 @@ impl EntryPages {
     pub fn read_into(
         &self,
         sequence: &Sequence,
-        (first, n): (usize, usize),
+        first: usize,
+        n: usize,
         len: u32,
         bytes: &mut Vec<u8>,
     ) {
@@ -120,7 +121,7 @@ mod tests {
                     let [keys, index] = [Rows::new(keys, 20), Rows::new(index, 12)];
                     pages.write(&device, &[new], (&keys, Some(&index)));
                     let mut bytes = Vec::new();
-                    pages.read_into(&of, (0, pages.n_kept(len)), len, &mut bytes);
+                    pages.read_into(&of, 0, pages.n_kept(len), len, &mut bytes);
                     bytes
                 };
                 let clean = read(false);

@@ -17,8 +17,34 @@ use crate::spec::{ModelError, StateRoom, pages_kept};
 /// What few models change of attention, and the blocks that an index chose.
 pub type AttendVariant<'a> = crate::ops::AttendVariant<'a, View<'a, u32>>;
 
-/// How rows attend: the factor on scores, and what few models change.
-pub type AttendHow<'a> = (f32, AttendVariant<'a>);
+/// How rows attend.
+#[derive(Clone, Copy)]
+pub struct AttendHow<'a> {
+    /// The factor on scores.
+    pub scale: f32,
+    /// What few models change.
+    pub variant: AttendVariant<'a>,
+}
+
+/// The rows of a ubatch, and what computes with them.
+#[derive(Clone, Copy)]
+pub struct UbatchRows<'a> {
+    /// Kernels and threads.
+    pub device: &'a Device,
+    /// Parts of the ubatch with their rows.
+    pub parts: &'a [PartRows],
+    /// Lengths and pages of the sequences.
+    pub sequences: &'a Sequences,
+}
+
+/// The pools that were chosen for rows.
+#[derive(Clone, Copy)]
+pub struct ChosenPools<'a> {
+    /// How many for a row.
+    pub sizes: PoolSizes,
+    /// `[n_rows, sizes.per_row]`.
+    pub pools: &'a Rows,
+}
 
 /// What rows leave in their pages.
 pub type KvRows<'a> = crate::ops::KvRows<&'a Rows>;
@@ -41,15 +67,15 @@ impl KvCache {
     /// The system has not that much memory.
     pub fn new(
         device: &Device,
-        (layout, of_host): (KvLayout, bool),
+        layout: KvLayout,
+        of_host: bool,
         room: &StateRoom,
         window: Option<Window>,
     ) -> Result<Self, ModelError> {
         let StateRoom { n_slots, n_blocks, max_rows, .. } = *room;
         let bytes = layout.page_bytes() as u64 * u64::from(n_blocks);
-        let pool = usize::try_from(bytes).ok().and_then(|bytes| match of_host {
-            true => device.host_memory(bytes),
-            false => device.memory(bytes),
+        let pool = usize::try_from(bytes).ok().and_then(|bytes| {
+            if of_host { device.host_memory(bytes) } else { device.memory(bytes) }
         });
         let pool = pool.ok_or(ModelError::OutOfMemory { bytes, what: "KV pages" })?;
         let places = window.map(|window| Places::new(window, n_blocks));
@@ -138,13 +164,8 @@ impl KvCache {
     }
 
     /// Writes what the ubatch's rows leave: their keys and values, and keys of an index.
-    pub fn append(
-        &mut self,
-        device: &Device,
-        parts: &[PartRows],
-        sequences: &Sequences,
-        rows: &KvRows<'_>,
-    ) {
+    pub fn append(&mut self, of: UbatchRows<'_>, rows: &KvRows<'_>) {
+        let UbatchRows { device, parts, sequences } = of;
         self.take_places(parts, sequences);
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
@@ -158,11 +179,8 @@ impl KvCache {
 
     /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. What the rows
     /// leave must have been written.
-    pub fn pool_keys(
-        &mut self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
-        pooling: PoolingBy<'_>,
-    ) {
+    pub fn pool_keys(&mut self, of: UbatchRows<'_>, pooling: PoolingBy<'_>) {
+        let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);
         let parts = attend_parts(parts, sequences, tables.as_deref());
         device.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
@@ -194,15 +212,8 @@ impl KvCache {
 
     /// Attention of queries `[n_rows, n_head * head_dim_k]` over everything up to each row's own
     /// position that the variant lets it see; `out` is `[n_rows, n_head * head_dim_v]`.
-    pub fn attend(
-        &self,
-        device: &Device,
-        parts: &[PartRows],
-        sequences: &Sequences,
-        how: AttendHow<'_>,
-        q: &Rows,
-        out: &mut Rows,
-    ) {
+    pub fn attend(&self, of: UbatchRows<'_>, how: AttendHow<'_>, q: &Rows, out: &mut Rows) {
+        let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);
         let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
         device.run(Attend { over: self.over(parts, how, q), q: q.view(), out: out.view_mut() });
@@ -212,9 +223,10 @@ impl KvCache {
     fn over<'a>(
         &'a self,
         parts: &'a [AttendPart<'a>],
-        (scale, variant): AttendHow<'a>,
+        how: AttendHow<'a>,
         q: &Rows,
     ) -> AttendOver<'a, View<'a, u8>, View<'a, u32>> {
+        let AttendHow { scale, variant } = how;
         let n_head = q.cols() / self.layout.head_dim_k;
         AttendOver { layout: &self.layout, pool: self.pool.view(), parts, n_head, scale, variant }
     }
@@ -223,19 +235,20 @@ impl KvCache {
     /// weights `[n_rows, n_head]`.
     pub fn choose(
         &self,
-        of: (&Device, &[PartRows], &Sequences),
+        of: UbatchRows<'_>,
         sizes: PoolSizes,
-        queries: (&Rows, &Rows),
+        queries: &Rows,
+        weights: &Rows,
         out: &mut Rows,
     ) {
-        self.asked(of, |device, over| device.choose(over, sizes, queries, out));
+        self.asked(of, |device, over| device.choose(over, sizes, queries, weights, out));
     }
 
     /// The blocks of each row's heads that an index chooses, see [`Device::choose_blocks`]: with `queries` `[n_rows,
     /// n_kv_head * index_dim]`.
     pub fn choose_blocks(
         &self,
-        of: (&Device, &[PartRows], &Sequences),
+        of: UbatchRows<'_>,
         sizes: BlockSizes,
         queries: &Rows,
     ) -> Option<Lists> {
@@ -246,7 +259,7 @@ impl KvCache {
     /// `[n_rows, n_head * index_dim]`.
     pub fn choose_by_means(
         &self,
-        of: (&Device, &[PartRows], &Sequences),
+        of: UbatchRows<'_>,
         index: &IndexOfMeans<'_>,
         queries: &Rows,
     ) -> Option<Lists> {
@@ -254,30 +267,29 @@ impl KvCache {
     }
 
     /// Asks an index whose keys are in the pages.
-    fn asked<T>(
-        &self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
-        ask: impl FnOnce(&Device, &IndexOver<'_>) -> T,
-    ) -> T {
+    fn asked<T>(&self, of: UbatchRows<'_>, ask: impl FnOnce(&Device, &IndexOver<'_>) -> T) -> T {
+        let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);
         let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
         ask(device, &IndexOver { layout: &self.layout, pool: &self.pool, parts })
     }
 
-    /// As [`Self::attend`], to the `pools` that were chosen for each row, `[n_rows, sizes.per_row]`.
+    /// As [`Self::attend`], to the pools that were chosen for each row.
     pub fn attend_chosen(
         &self,
-        (device, parts, sequences): (&Device, &[PartRows], &Sequences),
+        of: UbatchRows<'_>,
         how: AttendHow<'_>,
-        (sizes, pools): (PoolSizes, &Rows),
-        (q, out): (&Rows, &mut Rows),
+        chosen: ChosenPools<'_>,
+        q: &Rows,
+        out: &mut Rows,
     ) {
+        let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);
         let parts = &attend_parts(parts, sequences, tables.as_deref())[..];
         device.run(AttendChosen {
             over: self.over(parts, how, q),
-            sizes,
-            pools: pools.view(),
+            sizes: chosen.sizes,
+            pools: chosen.pools.view(),
             q: q.view(),
             out: out.view_mut(),
         });
@@ -352,7 +364,7 @@ mod tests {
             let mut sequences = Sequences::new(n_slots as usize, n_blocks, Prefixes::Whole, false);
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
             let window = Some(Window::Sliding(width));
-            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, window).unwrap();
+            let mut kv = KvCache::new(&device, LAYOUT, false, &room, window).unwrap();
             let mut state = u64::from(width);
             let mut below = |n: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -390,7 +402,9 @@ mod tests {
                 let rows = Rows::new(vec![0.0; n_rows * 16], 16);
                 if n_rows > 0 {
                     let rows = KvRows { k: &rows, v: Some(&rows), index: None };
-                    kv.append(&device, &applied.parts, &sequences, &rows);
+                    let (device, sequences) = (&device, &sequences);
+                    let parts = &applied.parts[..];
+                    kv.append(UbatchRows { device, parts, sequences }, &rows);
                 }
             }
             let touched = kv.places.as_ref().unwrap().n_touched();
@@ -412,7 +426,7 @@ mod tests {
             let mut sequences = Sequences::new(2, n_blocks, Prefixes::All, false);
             let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
             let window = Window::Sliding(width);
-            let mut kv = KvCache::new(&device, (LAYOUT, false), &room, Some(window)).unwrap();
+            let mut kv = KvCache::new(&device, LAYOUT, false, &room, Some(window)).unwrap();
             let blocks = (0..n_blocks).map(PageId).collect();
             let open = SeqOp::Open { slot, blocks, sampler: None, request: "r".into() };
             let (mut ops, mut pos, mut sure, mut state) = (vec![open], 0, 0, width);
@@ -439,7 +453,9 @@ mod tests {
                 let applied = sequences.apply(&ub).unwrap();
                 let rows = Rows::new(vec![0.0; n_rows as usize * 16], 16);
                 let rows = KvRows { k: &rows, v: Some(&rows), index: None };
-                kv.append(&device, &applied.parts, &sequences, &rows);
+                let (device, sequences) = (&device, &sequences);
+                let parts = &applied.parts[..];
+                kv.append(UbatchRows { device, parts, sequences }, &rows);
                 pos += n_rows;
             }
             let touched = kv.places.as_ref().unwrap().n_touched();

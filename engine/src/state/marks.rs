@@ -56,9 +56,10 @@ impl Marks {
     /// [`BatchError::NoSuchSlot`], [`BatchError::OtherState`].
     pub(super) fn check(&self, plane: SlotId, slot: SlotId, len: u32) -> Result<(), BatchError> {
         self.check_slot(plane)?;
-        match self.0[plane.0 as usize] == Some((slot, len)) {
-            true => Ok(()),
-            false => Err(BatchError::OtherState { plane, slot, len }),
+        if self.0[plane.0 as usize] == Some((slot, len)) {
+            Ok(())
+        } else {
+            Err(BatchError::OtherState { plane, slot, len })
         }
     }
 }

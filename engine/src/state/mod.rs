@@ -20,7 +20,7 @@ mod tests;
 pub use block::BlockState;
 pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
 pub use entries::EntryPages;
-pub use kv::{AttendHow, AttendVariant, KvCache, KvRows, attend_parts};
+pub use kv::{AttendHow, AttendVariant, ChosenPools, KvCache, KvRows, UbatchRows, attend_parts};
 pub use parts::{merge_snapshots, select_layers};
 pub use sequences::{Applied, PartRows, Sequence, Sequences, StateAction, StateCopy};
 pub use slots::{SlotStates, scan_parts};

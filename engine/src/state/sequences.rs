@@ -217,7 +217,7 @@ impl Sequences {
             let known = part.ahead.map_or(0, |ahead| ahead.known as usize);
             applied.parts.push(PartRows { slot, pos, rows, want, mu, known, planes });
         }
-        draft.check_guides(&ub.parts)?;
+        draft.check_companions(&ub.parts)?;
         let Draft { changed, marks, .. } = draft;
         for (slot, sequence) in changed {
             self.slots[slot.0 as usize] = sequence;
@@ -459,7 +459,7 @@ impl Draft<'_> {
         let waits = |setup: &SamplerSetup| setup.constraint.as_ref().is_some_and(|c| !c.later);
         let can_verify = sampler.is_some_and(|setup| setup.can_verify() && !waits(setup));
         if want == Want::Verify && !can_verify {
-            let why = "drafts of a sequence that waits for masks, or has a guide or mirostat";
+            let why = "drafts of a sequence that waits for masks, or has a companion or mirostat";
             return Err(BatchError::Malformed(format!("slot {}: {why}", slot.0)));
         }
         let plane = sequence.plane;
@@ -497,23 +497,29 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// A guide stands right before the part that is drawn with it, and a guided draw has one.
-    fn check_guides(&mut self, parts: &[SeqPart]) -> Result<(), BatchError> {
+    /// A companion stands right before the part that is drawn with it, and a draw that wants one has it.
+    fn check_companions(&mut self, parts: &[SeqPart]) -> Result<(), BatchError> {
         let bad = |slot: SlotId, what: &str| {
             Err(BatchError::Malformed(format!("slot {}: {what}", slot.0)))
         };
-        let mut guide = None;
+        let mut companion = None;
         for SeqPart { slot, want, .. } in parts {
             let sampler = self.sequence(*slot)?.sampler.as_ref();
-            let is_guided = *want == Want::Sample && sampler.is_some_and(|s| s.guidance.is_some());
-            match (guide.take(), is_guided) {
-                (Some(guide), false) => return bad(guide, "a guide before no guided draw"),
-                (None, true) => return bad(*slot, "a guided draw without the guide before it"),
+            let has_companion =
+                *want == Want::Sample && sampler.is_some_and(|s| s.companion.is_some());
+            match (companion.take(), has_companion) {
+                (Some(companion), false) => {
+                    return bad(companion, "a companion before no draw that wants it");
+                }
+                (None, true) => {
+                    return bad(*slot, "a draw without the companion before it that it wants");
+                }
                 _ => {}
             }
-            guide = (*want == Want::Guide).then_some(*slot);
+            companion = (*want == Want::Companion).then_some(*slot);
         }
-        guide.map_or(Ok(()), |guide| bad(guide, "a guide before no guided draw"))
+        companion
+            .map_or(Ok(()), |companion| bad(companion, "a companion before no draw that wants it"))
     }
 }
 

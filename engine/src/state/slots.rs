@@ -28,17 +28,15 @@ impl SlotStates {
         device: &Device,
         n_slots: usize,
         n_conv: usize,
-        (n_scan, of_host): (usize, bool),
+        n_scan: usize,
+        of_host: bool,
     ) -> Result<Self, ModelError> {
         let room = |values: usize, of_host: bool| {
             let bytes = (values as u64).saturating_mul(n_slots as u64) * size_of::<f32>() as u64;
             let what = "recurrent states";
             values
                 .checked_mul(n_slots)
-                .and_then(|len| match of_host {
-                    true => device.host_memory(len),
-                    false => device.memory(len),
-                })
+                .and_then(|len| if of_host { device.host_memory(len) } else { device.memory(len) })
                 .ok_or(ModelError::OutOfMemory { bytes, what })
         };
         Ok(Self { n_conv, n_scan, conv: room(n_conv, false)?, scan: room(n_scan, of_host)? })
@@ -139,7 +137,7 @@ mod tests {
     #[test]
     fn slots_are_copied_zeroed_and_read_alone() {
         let device = Device::cpu(crate::kernels::unfused(), 1, None).unwrap();
-        let mut states = SlotStates::new(&device, 3, 2, (5, false)).unwrap();
+        let mut states = SlotStates::new(&device, 3, 2, 5, false).unwrap();
         let (conv, scan) = states.split();
         conv.iter_mut().enumerate().for_each(|(i, v)| *v = i as f32);
         scan.iter_mut().enumerate().for_each(|(i, v)| *v = 100.0 + i as f32);

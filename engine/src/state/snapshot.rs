@@ -132,7 +132,8 @@ impl<'a> SnapshotReader<'a> {
     ///
     /// # Errors
     /// It had others, or the snapshot was taken from a stage that does not have it.
-    pub fn check_layer(&self, (layer, hash): &LayerPrint) -> Result<(), SnapshotError> {
+    pub fn check_layer(&self, print: &LayerPrint) -> Result<(), SnapshotError> {
+        let (layer, hash) = print;
         match self.layers.iter().find(|(l, _)| l == layer) {
             Some((_, found)) if found == hash => Ok(()),
             Some(_) => {

@@ -28,14 +28,14 @@ fn device() -> Device {
 }
 
 fn kv(device: &Device, window: Option<Window>) -> BlockState {
-    BlockState::Kv(KvCache::new(device, (LAYOUT, false), &ROOM, window).unwrap())
+    BlockState::Kv(KvCache::new(device, LAYOUT, false, &ROOM, window).unwrap())
 }
 
 const KINDS: [Kind; 4] = [
     ("all pages", |device| kv(device, None)),
     ("a window", |device| kv(device, Some(Window::Sliding(100)))),
     ("entries", |device| BlockState::Entries(EntryPages::new(device, ENTRIES, &ROOM).unwrap())),
-    ("slots", |device| BlockState::Slots(SlotStates::new(device, 2, 6, (10, false)).unwrap())),
+    ("slots", |device| BlockState::Slots(SlotStates::new(device, 2, 6, 10, false).unwrap())),
 ];
 
 fn sequence(len: u32, blocks: [u32; 4]) -> Sequence {

@@ -70,9 +70,10 @@ fn plan(model: &Gguf, spec: &AdapterSpec) -> Vec<TensorPlan> {
         // Of unit gain, and what the scale makes of it.
         let narrow = Fill::Normal(1.0 / (cols as f32).sqrt());
         let wide = Fill::Normal(STRENGTH / (rank as f32).sqrt());
-        let halves = match tensor.name == TOKEN_EMBD {
-            true => [(deep([rank, rows]), Fill::Normal(ROWS)), (deep([rank, cols]), wide)],
-            false => [(deep([cols, rank]), narrow), (deep([rank, rows]), wide)],
+        let halves = if tensor.name == TOKEN_EMBD {
+            [(deep([rank, rows]), Fill::Normal(ROWS)), (deep([rank, cols]), wide)]
+        } else {
+            [(deep([cols, rank]), narrow), (deep([rank, rows]), wide)]
         };
         let half = |(half, (ne, fill)): (&str, (Vec<usize>, Fill))| {
             let name = format!("{}{half}", tensor.name);

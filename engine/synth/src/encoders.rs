@@ -149,9 +149,10 @@ pub(super) fn jina_bert_v2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), St
         }
     };
     let ffn = |plan: &mut ModelPlan, _| {
-        match shape.tied {
-            true => ffn_matrices(plan, "", shape.n_embd, shape.n_ff),
-            false => fused_ffn(shape, plan),
+        if shape.tied {
+            ffn_matrices(plan, "", shape.n_embd, shape.n_ff)
+        } else {
+            fused_ffn(shape, plan)
         }
         plan.bias("ffn_down", shape.n_embd);
     };
@@ -276,9 +277,10 @@ pub(super) fn t5_encoder(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
         plan.matrix("attn_v", Role::AttnV, &width, 1.0);
         plan.matrix("attn_o", Role::AttnOutput, &width, ATTENTION_GAIN);
         plan.norm("ffn_norm", shape.n_embd);
-        match shape.tied {
-            true => ffn_matrices(plan, "", shape.n_embd, shape.n_ff),
-            false => two_matrices(shape, plan, false),
+        if shape.tied {
+            ffn_matrices(plan, "", shape.n_embd, shape.n_ff)
+        } else {
+            two_matrices(shape, plan, false)
         }
     }
     Ok(())

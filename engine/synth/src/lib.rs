@@ -144,9 +144,10 @@ fn header(spec: &Spec, plan: &ModelPlan) -> Result<GgufWriter, GgufError> {
     for (key, value) in &plan.metadata {
         value.set(&mut writer, key)?;
     }
-    match plan.word_pieces {
-        true => vocab::write_word_pieces(&mut writer, spec.shape.vocab)?,
-        false => vocab::write(&mut writer, spec.shape.vocab)?,
+    if plan.word_pieces {
+        vocab::write_word_pieces(&mut writer, spec.shape.vocab)?
+    } else {
+        vocab::write(&mut writer, spec.shape.vocab)?
     }
     for tensor in &plan.tensors {
         writer.tensor(&tensor.name, tensor.ty, &tensor.ne)?;

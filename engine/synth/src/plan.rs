@@ -223,7 +223,7 @@ impl ModelPlan {
     }
 
     /// The table of the current layer that gives each of `vocab` tokens `used` of `count` experts.
-    pub fn token_experts(&mut self, vocab: usize, [used, count]: [usize; 2]) {
+    pub fn token_experts(&mut self, vocab: usize, used: usize, count: usize) {
         let name = self.layer_name(TOKEN_EXPERTS);
         let (ty, ne, fill) = (GgmlType::I32, vec![used, vocab], Fill::Experts(count));
         self.tensors.push(TensorPlan { name, ty, ne, fill });

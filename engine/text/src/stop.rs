@@ -51,15 +51,16 @@ impl StopMatcher {
                 )));
             }
         }
-        let finder = match stops.is_empty() {
-            true => None,
+        let finder = if stops.is_empty() {
+            None
+        } else {
             // Standard matching reports the match that ends first, the longest one there.
-            false => Some(
+            Some(
                 AhoCorasick::builder()
                     .match_kind(MatchKind::Standard)
                     .build(&stops)
                     .map_err(|e| TextError::BadStop(e.to_string()))?,
-            ),
+            )
         };
         Ok(Self { stops, finder, held: String::new(), stopped: None })
     }

@@ -56,15 +56,16 @@ impl Ugm {
             .build(matchable.iter().map(text))
             .map_err(build_error)?;
         let user: Vec<u32> = all.filter(|&id| vocab.has(id, attr::USER)).collect();
-        let user_defined = match user.is_empty() {
-            true => None,
-            false => Some(
+        let user_defined = if user.is_empty() {
+            None
+        } else {
+            Some(
                 AhoCorasick::builder()
                     .match_kind(MatchKind::LeftmostLongest)
                     .start_kind(StartKind::Anchored)
                     .build(user.iter().map(text))
                     .map_err(build_error)?,
-            ),
+            )
         };
         Ok(Self {
             tokens,

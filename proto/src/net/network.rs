@@ -230,9 +230,10 @@ impl Failed {
 
     fn into_error(self) -> NetError {
         let Self { address, reason, is_refusal, .. } = self;
-        match is_refusal {
-            true => NetError::Refused { address, reason },
-            false => NetError::Dial { address, reason },
+        if is_refusal {
+            NetError::Refused { address, reason }
+        } else {
+            NetError::Dial { address, reason }
         }
     }
 }

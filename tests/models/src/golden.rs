@@ -82,9 +82,10 @@ impl Recipe {
     /// If `synth` makes another file than the one whose results are kept.
     pub fn make(&self) -> PathBuf {
         let path = self.path();
-        match std::fs::read(&path).is_ok_and(|bytes| fnv1a(&bytes) == self.fnv1a) {
-            true => path,
-            false => self.make_anew(),
+        if std::fs::read(&path).is_ok_and(|bytes| fnv1a(&bytes) == self.fnv1a) {
+            path
+        } else {
+            self.make_anew()
         }
     }
 

@@ -217,10 +217,11 @@ fn without_curl(place: &str, line: &str) {
     // Words in single quotes stand whole at odd places.
     let quoted = line.split('\'').enumerate();
     let words: Vec<&str> = quoted
-        .flat_map(|(at, text)| match at % 2 == 1 {
-            true => vec![text],
-            false => text.split_whitespace().collect(),
-        })
+        .flat_map(
+            |(at, text)| {
+                if at % 2 == 1 { vec![text] } else { text.split_whitespace().collect() }
+            },
+        )
         .collect();
     let behind = |option| words.iter().position(|w| *w == option).and_then(|at| words.get(at + 1));
     let url = words.iter().find(|word| word.starts_with("http")).expect("an address");
@@ -316,9 +317,10 @@ impl Page {
             }
             ["curl", ..] | ["brigade", "cluster" | "chat", ..] => {
                 self.wait_up(place);
-                match words[0] == "curl" && !has_curl() {
-                    true => without_curl(place, &line),
-                    false => self.finish(place, machine, &line),
+                if words[0] == "curl" && !has_curl() {
+                    without_curl(place, &line)
+                } else {
+                    self.finish(place, machine, &line)
                 }
             }
             ["brigade" | "echo", ..] => self.finish(place, machine, &line),

@@ -208,9 +208,10 @@ impl File {
             code.push_str(before);
             let mut found = Vec::new();
             spread(tree, &[], &mut found);
-            match is_public {
-                true => hands_on.extend(found.into_iter().map(|(written, name)| (name, written))),
-                false => uses.extend(found),
+            if is_public {
+                hands_on.extend(found.into_iter().map(|(written, name)| (name, written)))
+            } else {
+                uses.extend(found)
             }
             rest = after;
         }

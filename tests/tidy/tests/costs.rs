@@ -60,10 +60,13 @@ fn product() -> Vec<(String, String)> {
         let own: String = parts.take_while(|part| !is_of_tests(part)).collect();
         let lines: Vec<String> = own
             .lines()
-            .map(|line| match line.trim_start().starts_with("//") {
-                true => String::new(),
-                // Names of settings stand in texts too.
-                false => line.split(" // ").next().unwrap_or_default().to_string(),
+            .map(|line| {
+                if line.trim_start().starts_with("//") {
+                    String::new()
+                } else {
+                    // Names of settings stand in texts too.
+                    line.split(" // ").next().unwrap_or_default().to_string()
+                }
             })
             .collect();
         (name, lines.join("\n"))

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{
-    AdapterUse, Ahead, Boundary, Constraint, CopyName, DraftedToken, Grammar, Guidance, Marker,
+    AdapterUse, Ahead, Boundary, Companion, Constraint, CopyName, DraftedToken, Grammar, Marker,
     NotBefore, PageId, Planes, RowOutput, RowValue, SamplerSetup, SeqOp, SeqPart, SlotId,
     TokenMark, UBatch, Want,
 };
@@ -221,7 +221,7 @@ fn part_from_wire(part: &pb::SeqPart) -> Result<SeqPart, FrameError> {
     let want = match pb::Want::try_from(part.want) {
         Ok(pb::Want::Nothing) => Want::Nothing,
         Ok(pb::Want::Sample) => Want::Sample,
-        Ok(pb::Want::Guide) => Want::Guide,
+        Ok(pb::Want::Companion) => Want::Companion,
         Ok(pb::Want::Verify) => Want::Verify,
         Ok(pb::Want::Logits) => Want::Logits,
         Ok(pb::Want::Hidden) => Want::Hidden,
@@ -251,7 +251,7 @@ fn sampler_from_wire(s: &pb::SamplerSetup) -> SamplerSetup {
             tokens: not_before.tokens.as_slice().into(),
         }),
         constraint: s.constraint.as_ref().map(|c| Arc::new(constraint_from_wire(c))),
-        guidance: s.guidance.map(|g| Guidance { scale: g.scale }),
+        companion: s.guidance.map(|g| Companion { scale: g.scale }),
     }
 }
 

@@ -123,7 +123,7 @@ impl StageRunner for EngineStage {
         first_page: u32,
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
-        self.stage.copy_new(SlotId(slot), (len, plane), first_page, to)
+        self.stage.copy_new(SlotId(slot), len, plane, first_page, to)
     }
 
     fn put_back(

@@ -44,7 +44,7 @@ fn fresh<T: Copy>(
 const FEATURES: [Feature; 11] = [
     Feature::LoadAhead,
     Feature::Adapters,
-    Feature::Guide,
+    Feature::Companion,
     Feature::Windows,
     Feature::ControlVectors,
     Feature::LaterDraws,

@@ -220,7 +220,7 @@ pub async fn placed(
         .collect();
     let all_know = |feature| stages.iter().all(|stage| knows(&stage.conn, feature));
     let line = LineSpec {
-        guides: all_know(Feature::Guide),
+        companions: all_know(Feature::Companion),
         ahead: all_know(Feature::Ahead),
         grows: all_know(Feature::Growth),
         own_drafts: own.map_or(0, |own| own.depth(MAX_DRAFTED) as u32),
@@ -442,7 +442,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
         block_positions: settings.block_positions,
         max_positions: plan.ctx(),
         max_rows: settings.max_rows,
-        guides: false,
+        companions: false,
         ahead: false,
         grows: false,
         own_drafts: 0,

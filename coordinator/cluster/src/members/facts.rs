@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn an_older_release_knows_what_there_was() {
         let mut caps = worker("a", 7.5);
-        assert!(!knows(&caps, Feature::Guide), "the first release");
-        caps.features = vec![Feature::LoadAhead.into(), Feature::Guide.into()];
-        let of = [Feature::LoadAhead, Feature::Guide, Feature::Windows, Feature::LaterDraws];
+        assert!(!knows(&caps, Feature::Companion), "the first release");
+        caps.features = vec![Feature::LoadAhead.into(), Feature::Companion.into()];
+        let of = [Feature::LoadAhead, Feature::Companion, Feature::Windows, Feature::LaterDraws];
         assert_eq!(of.map(|feature| knows(&caps, feature)), [true, true, false, false]);
     }
 

@@ -80,8 +80,8 @@ pub struct Running {
     usage: Arc<RequestUsage>,
     /// Tokens that are counted.
     drawn: usize,
-    /// A second sequence computes its tokens too.
-    is_guided: bool,
+    /// Rows that each of them is.
+    rows_each: u64,
 }
 
 impl Running {
@@ -97,9 +97,9 @@ impl Running {
 
     /// Ends the sequence before its natural end, when the answer is already complete.
     pub fn stop(self) -> End {
-        let Self { generation, usage, drawn, is_guided } = self;
+        let Self { generation, usage, drawn, rows_each } = self;
         let end = generation.stop();
-        usage.ended(drawn, &end, is_guided);
+        usage.ended(drawn, &end, rows_each);
         end
     }
 
@@ -109,10 +109,10 @@ impl Running {
         match &part {
             Ok(Part::Piece(piece)) => {
                 self.drawn += piece.tokens.len();
-                self.usage.drew(piece.tokens.len(), self.is_guided);
+                self.usage.drew(piece.tokens.len(), self.rows_each);
             }
             Ok(Part::End(end)) => {
-                self.usage.ended(self.drawn, end, self.is_guided);
+                self.usage.ended(self.drawn, end, self.rows_each);
                 let (sequence, generated) = (self.generation.id().0, end.n_generated);
                 tracing::debug!(sequence, generated, "sequence ended");
             }
@@ -167,7 +167,7 @@ pub async fn submit(
                     .constraint
                     .clone()
                     .map(|held| Constraint { owner: share.owner, ..held }),
-                guide: common.guide.of_drawing(),
+                companion: common.companion.of_drawing(),
                 drafts: common.drafts.clone(),
                 borders: common.borders.clone(),
             };
@@ -179,13 +179,12 @@ pub async fn submit(
     }
     let mut generations = Vec::new();
     for (i, request) in requests.into_iter().enumerate() {
-        let n_prompt = request.tokens.len();
-        let n_guide = request.guide.as_ref().map(|guide| guide.len());
+        let (n_prompt, n_rows) = (request.tokens.len(), request.prompt_rows());
+        let rows_each = request.rows_per_token();
         let sequence = sequence(app, request, resumable, i).await?;
         let generation = Generation::new(app.text.clone(), sequence, &common.stops)?;
-        name.usage.submitted(n_prompt, n_guide.unwrap_or(0));
-        let (usage, is_guided) = (name.usage.clone(), n_guide.is_some());
-        generations.push(Running { generation, usage, drawn: 0, is_guided });
+        name.usage.submitted(n_prompt, n_rows);
+        generations.push(Running { generation, usage: name.usage.clone(), drawn: 0, rows_each });
     }
     Ok(generations)
 }

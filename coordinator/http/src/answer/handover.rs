@@ -39,8 +39,8 @@ impl Common {
         let passed = Duration::from_secs(clock::unix_now().saturating_sub(opened.created));
         self.within = self.within.map(|within| within.saturating_sub(passed));
         // A chat template may write the date, so the first rendering is kept.
-        if let Some(guide) = &opened.guide {
-            self.guide.set_tokens(guide);
+        if let Some(companion) = &opened.companion {
+            self.companion.set_tokens(companion);
         }
     }
 }
@@ -61,7 +61,7 @@ impl Stamp {
             created: self.created,
             seed: common.seed,
             prompts: Vec::new(),
-            guide: common.guide.tokens(),
+            companion: common.companion.tokens(),
             sequences: 0,
             body: String::new(),
         }
@@ -82,7 +82,7 @@ mod tests {
             created: 0,
             seed: 1,
             prompts: vec![vec![1]; prompts],
-            guide: None,
+            companion: None,
             sequences,
             body: "{}".to_owned(),
         };

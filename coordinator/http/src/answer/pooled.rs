@@ -99,7 +99,7 @@ pub(crate) async fn vectors(
         let request = SeqRequest::hidden(tokens, pooling, &app.limits.now())?.named(&name.id);
         let request = request.adapted(adapters.clone());
         let request = request.owned(name.usage.share(), name.usage.force(), None);
-        name.usage.submitted(n_tokens, 0);
+        name.usage.submitted(n_tokens, n_tokens);
         let sequence = app.engine.submit(app.next_id(), request).await?;
         running.spawn(async move { (index, pool(sequence, pooling).await) });
     }

@@ -143,25 +143,25 @@ impl RequestUsage {
         }
     }
 
-    /// A sequence with this many prompt tokens was submitted. Tokens of its guide are charged to the key because they
-    /// are computed, but they are not reported.
-    pub(crate) fn submitted(&self, n_prompt: usize, n_guide: usize) {
-        self.charge((n_prompt + n_guide) as u64);
+    /// A sequence with this many prompt tokens, in this many rows, was submitted. Rows are charged to the key because they
+    /// are computed; tokens are reported.
+    pub(crate) fn submitted(&self, n_prompt: usize, n_rows: usize) {
+        self.charge(n_rows as u64);
         let mut sums = self.lock();
         sums.sequences += 1;
         sums.prompt += n_prompt as u64;
     }
 
-    /// A sequence drew so many tokens more, which its guide computes too if it has one.
-    pub(crate) fn drew(&self, n: usize, is_guided: bool) {
-        self.charge(computed(n as u64, is_guided));
+    /// A sequence drew so many tokens more, each of which is so many rows.
+    pub(crate) fn drew(&self, n: usize, rows_each: u64) {
+        self.charge(n as u64 * rows_each);
         self.lock().generated += n as u64;
     }
 
     /// A sequence ended, of which `drawn` tokens are counted already.
-    pub(crate) fn ended(&self, drawn: usize, end: &End, is_guided: bool) {
+    pub(crate) fn ended(&self, drawn: usize, end: &End, rows_each: u64) {
         let more = u64::from(end.n_generated).saturating_sub(drawn as u64);
-        self.charge(computed(more, is_guided));
+        self.charge(more * rows_each);
         let mut sums = self.lock();
         sums.ended += 1;
         sums.generated += more;
@@ -184,11 +184,6 @@ impl RequestUsage {
             _ => "failed",
         });
     }
-}
-
-/// Rows that drawn tokens are.
-fn computed(drawn: u64, is_guided: bool) -> u64 {
-    drawn * if is_guided { 2 } else { 1 }
 }
 
 /// The line of a request. It is written when the last clone is dropped, so that streams have their real times.
@@ -315,7 +310,7 @@ mod tests {
 
     /// Minutes until a key of one token per minute has one again, behind a sequence of 12 tokens that draws three and
     /// ends with two more.
-    fn minutes_in_debt(n_guide: usize) -> u64 {
+    fn minutes_in_debt(n_rows: usize, rows_each: u64) -> u64 {
         let mut record = KeyRecord::new("a", &Secret::new().unwrap(), 0).unwrap();
         record.tokens_per_minute = Some(1);
         let (now, hash) = (Instant::now(), record.key_hash().unwrap());
@@ -323,30 +318,30 @@ mod tests {
         let usage = RequestUsage::default();
         let (share, namespace) = (Share::default(), Namespace::of_owner(0));
         usage.belongs_to(Owner { account: account.clone(), share, namespace });
-        usage.submitted(12, n_guide);
-        usage.drew(3, n_guide > 0);
-        usage.ended(3, &end(), n_guide > 0);
+        usage.submitted(12, n_rows);
+        usage.drew(3, rows_each);
+        usage.ended(3, &end(), rows_each);
         account.begin(now).unwrap_err().retry().as_secs().div_ceil(60)
     }
 
     #[test]
     fn a_key_is_charged_for_each_token_that_is_computed() {
-        assert_eq!(minutes_in_debt(0), 12 + 5);
-        assert_eq!(minutes_in_debt(7), 12 + 7 + 2 * 5, "the guide computes what is drawn too");
+        assert_eq!(minutes_in_debt(12, 1), 12 + 5);
+        assert_eq!(minutes_in_debt(12 + 7, 2), 12 + 7 + 2 * 5, "a second sequence is computed too");
     }
 
     #[test]
     fn tokens_are_counted_once_and_who_leaves_is_told_apart() {
         let usage = RequestUsage::default();
-        usage.submitted(12, 0);
-        usage.drew(3, false);
+        usage.submitted(12, 12);
+        usage.drew(3, 1);
         let sums = *usage.lock();
         assert_eq!((sums.generated, sums.outcome()), (3, "its client left"));
-        usage.ended(3, &end(), false);
+        usage.ended(3, &end(), 1);
         let sums = *usage.lock();
         assert_eq!((sums.prompt, sums.reused, sums.recomputed, sums.generated), (12, 8, 2, 5));
         assert_eq!((sums.tokens_per_second(), sums.outcome()), (2.0, "answered"));
-        usage.submitted(1, 0);
+        usage.submitted(1, 1);
         usage.failed(&Failure::KeyEnded(KeyEnd::Revoked));
         assert_eq!(usage.lock().outcome(), "its key was revoked");
         usage.failed(&Failure::Stopping);

@@ -395,7 +395,7 @@ mod tests {
             created: 0,
             seed: 0,
             prompts: vec![vec![1]],
-            guide: None,
+            companion: None,
             sequences: 1,
             body: String::new(),
         }

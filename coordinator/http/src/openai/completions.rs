@@ -160,7 +160,7 @@ impl CompletionRequest {
     ) -> Result<(Self, Prompts), ApiError> {
         let mut request = Self::read(fields, limits, text)?;
         request.common.constraint = request.common.form.as_ref().map(of_text).transpose()?;
-        request.common.guide.encode(|negative| text.encode_prompt(negative))?;
+        request.common.companion.encode(|negative| text.encode_prompt(negative))?;
         let given = std::mem::take(&mut request.prompts);
         let prompts = Prompts::new(text, given, request.echo, limits)?;
         Ok((request, prompts))
@@ -184,7 +184,7 @@ impl CompletionRequest {
             Common::read(&mut fields, limits, text, Some(DEFAULT_COMPLETION_TOKENS), &mut left)?;
         fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
         if echo && top_logprobs.is_some() {
-            common.guide.check_drawn()?;
+            common.companion.check_drawn()?;
         }
         let n = common.n;
         common.n = drawn(best_of, &common)?;

@@ -123,7 +123,7 @@ impl ChatRequest {
         };
         self.common.constraint = of_chat(text, &prompt, wishes)?;
         let instead = |negative: &str| Ok(text.encode_chat(&chat.with_system(negative))?.tokens);
-        self.common.guide.encode(instead)?;
+        self.common.companion.encode(instead)?;
         Ok(prompt)
     }
 

@@ -17,8 +17,8 @@ use brigade_text::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::error::ApiError;
 use crate::request::answer_format::form;
 use crate::request::caching::cache_salt;
+use crate::request::companion::Companion;
 use crate::request::fields::{Fields, Given, Kind, list, read};
-use crate::request::guide::Guide;
 use crate::request::logit_bias;
 use crate::request::model_name::check_name;
 use crate::request::prediction;
@@ -72,8 +72,8 @@ pub struct Common {
     pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
-    /// Classifier-free guidance.
-    pub guide: Guide,
+    /// The sequence beside an answer's own.
+    pub companion: Companion,
 }
 
 /// Fields that would change the answer and are not supported, each with its error. Chats have read `tools` before.
@@ -148,7 +148,7 @@ impl Common {
             let message = "resumable is for streams: add \"stream\": true";
             return Err(ApiError::field("resumable", message));
         }
-        let guide = Guide::read(fields, limits)?;
+        let companion = Companion::read(fields, limits)?;
         Ok(Self {
             params: sampling(fields, limits, text)?,
             max_tokens: max_tokens(fields)?.unwrap_or(default_tokens),
@@ -169,7 +169,7 @@ impl Common {
             lora: lora(fields)?,
             include_usage,
             within: timeout(fields)?,
-            guide,
+            companion,
         })
     }
 }

@@ -1,11 +1,14 @@
 //! The web pages that may call this server from a browser (CORS).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tower::{Layer, ServiceExt};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::error::ApiError;
 
@@ -23,6 +26,9 @@ const KEYS: [HeaderName; 3] = [
 
 /// Longest part of an origin that is told back.
 const MAX_TOLD_CHARS: usize = 100;
+
+/// For how long a browser need not ask again.
+const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Origins of pages that may read answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,41 +91,35 @@ fn refused(origin: &str) -> ApiError {
     ApiError::forbidden("origin_not_allowed", message)
 }
 
-/// Answers browsers' questions, and marks answers that pages may read.
+/// What answers the questions of browsers for pages that may read, and marks the answers to them.
+fn for_pages() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::mirror_request())
+        .allow_methods([Method::GET, Method::POST, Method::DELETE, Method::OPTIONS])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])
+        .max_age(MAX_AGE)
+        .vary([header::ORIGIN])
+}
+
+/// Lets pages of `origins` read answers, and refuses what browsers send for others. All else passes as if it had no origin: an
+/// `OPTIONS` of a stranger is not answered here, but held to the server's names as every request is.
 pub(crate) async fn layer(
     State(origins): State<Origins>,
     request: Request,
     next: Next,
 ) -> Response {
-    let origin = request.headers().get(header::ORIGIN).cloned();
-    let named = origin.as_ref().map(|origin| origin.to_str().unwrap_or_default());
-    if let Some(named) = named.filter(|named| !origins.allows(named))
-        && is_of_a_foreign_page(&request, named)
-    {
-        return refused(named).into_response();
+    let Some(origin) = request.headers().get(header::ORIGIN) else {
+        return next.run(request).await;
+    };
+    let origin = origin.to_str().unwrap_or_default();
+    if origins.allows(origin) {
+        return for_pages().layer(next).oneshot(request).await.into_response();
     }
-    let origin = origin.filter(|origin| origin.to_str().is_ok_and(|o| origins.allows(o)));
-    let asks = request.method() == Method::OPTIONS
-        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    let Some(origin) = origin else { return next.run(request).await };
-    let mut response =
-        if asks { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
-    mark(response.headers_mut(), origin, wanted.filter(|_| asks));
-    response
-}
-
-fn mark(headers: &mut HeaderMap, origin: HeaderValue, wanted: Option<HeaderValue>) {
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.append(header::VARY, HeaderValue::from_static("origin"));
-    let exposed = HeaderValue::from_static("x-request-id, retry-after");
-    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
-    if let Some(wanted) = wanted {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
-        let methods = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    if is_of_a_foreign_page(&request, origin) {
+        return refused(origin).into_response();
     }
+    next.run(request).await
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ impl Client {
             Rejection::TooLong { needed, limit, .. } => {
                 RequestError::PromptTooLong { n_prompt: needed, n_ctx: limit }.into()
             }
-            Rejection::CannotGuide(_) => RequestError::CannotGuide { why: why.to_string() }.into(),
+            Rejection::NoCompanion(why) => RequestError::no_companion(why).into(),
             Rejection::Invalid(what) => SubmitError::Unavailable { reason: what.to_string() },
         };
         metrics::request_ended("rejected");

@@ -24,7 +24,7 @@ const SPEC: LineSpec = LineSpec {
     block_positions: 64,
     max_positions: 64,
     max_rows: 16,
-    guides: true,
+    companions: true,
     ahead: true,
     grows: true,
     own_drafts: 0,

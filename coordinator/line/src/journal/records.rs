@@ -25,9 +25,9 @@ pub struct Opened {
     pub seed: u64,
     /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
-    /// Tokens of the negative prompt, where they are guided by one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guide: Option<Vec<u32>>,
+    /// Tokens of the prompt of their companion, where they have one.
+    #[serde(default, rename = "guide", skip_serializing_if = "Option::is_none")]
+    pub companion: Option<Vec<u32>>,
     /// Sequences of all prompts.
     pub sequences: usize,
     /// The request as it came.
@@ -231,7 +231,7 @@ impl Bounds {
     }
 
     fn of_opened(&self, opened: &Opened) -> Option<&'static str> {
-        let Opened { id, path, label, prompts, guide, sequences, .. } = opened;
+        let Opened { id, path, label, prompts, companion, sequences, .. } = opened;
         let is_name = |name: &&String| {
             name.len() <= MAX_NAME_BYTES && name.chars().all(|c| c.is_ascii_graphic())
         };
@@ -245,7 +245,7 @@ impl Bounds {
             () if label.len() > MAX_NAME_BYTES || label.chars().any(char::is_control) => {
                 Some("a label that is none")
             }
-            () if !prompts.iter().chain(guide).all(|ids| is_prompt(&ids)) => {
+            () if !prompts.iter().chain(companion).all(|ids| is_prompt(&ids)) => {
                 Some("tokens of a prompt that the model does not have")
             }
             () if n == 0 || !(n..=MAX_SEQUENCES).contains(sequences) || sequences % n > 0 => {

@@ -24,7 +24,7 @@ fn opened(id: &str) -> Opened {
         created: 7,
         seed: u64::MAX,
         prompts: vec![vec![1, 2, 3]],
-        guide: Some(vec![4]),
+        companion: Some(vec![4]),
         sequences: 2,
         body: "{\"messages\": []}".to_owned(),
     }

@@ -128,7 +128,7 @@ fn part(part: SeqPart) -> pb::SeqPart {
     let want = match part.want {
         Want::Nothing => pb::Want::Nothing,
         Want::Sample => pb::Want::Sample,
-        Want::Guide => pb::Want::Guide,
+        Want::Companion => pb::Want::Companion,
         Want::Verify => pb::Want::Verify,
         Want::Logits => pb::Want::Logits,
         Want::Hidden => pb::Want::Hidden,
@@ -155,7 +155,7 @@ fn sampler(setup: &SamplerSetup, later: bool) -> pb::SamplerSetup {
             tokens: setup.not_before.tokens.to_vec(),
         }),
         constraint: setup.constraint.as_deref().map(|held| constraint(held, later)),
-        guidance: setup.guidance.map(|g| pb::Guidance { scale: g.scale }),
+        guidance: setup.companion.map(|g| pb::Guidance { scale: g.scale }),
         ..settings_to_wire(&setup.params)
     }
 }
@@ -340,7 +340,7 @@ mod tests {
                     top_logprobs: Some(MAX_TOP_LOGPROBS),
                     ends: (0..100).collect(),
                     min_tokens: u32::MAX,
-                    guide: Some(Guiding { scale: MAX_GUIDANCE_SCALE, negative: None }),
+                    companion: Some(Guiding { scale: MAX_GUIDANCE_SCALE, negative: None }),
                     ..Drawing::default()
                 };
                 let request = Request::generate(vec![1; 4095], drawing, &limits).unwrap();

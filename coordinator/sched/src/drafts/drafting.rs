@@ -328,11 +328,11 @@ pub(crate) fn begin(drafter: &mut Who, live: &Live, no: SeqNo) {
 /// Whether drafts of a request can be verified, and may be made.
 fn may_draft(request: &Request) -> bool {
     let Work::Generate { sampler, .. } = &request.work else { return false };
-    request.drafts.is_some() && sampler.can_verify() && request.guide.is_none()
+    request.drafts.is_some() && sampler.can_verify() && request.companion.is_none()
 }
 
 /// Whether drafts of a sequence can be verified, and may be made.
 pub(crate) fn may_run_ahead(sequence: &Admitted) -> bool {
     let Work::Generate { sampler, .. } = &sequence.work else { return false };
-    sequence.drafts.is_some() && sampler.can_verify() && sequence.guide.is_none()
+    sequence.drafts.is_some() && sampler.can_verify() && sequence.companion.is_none()
 }

@@ -23,7 +23,7 @@ impl Scheduler {
         self.line.as_ref().map_or(0, |line| pages_of_next(&self.waiting, &self.live, line))
     }
 
-    /// Whether the next row of a sequence, and that of its guide, have pages; they get some if there are any for them. One that
+    /// Whether the next row of a sequence, and that of its companion, have pages; they get some if there are any for them. One that
     /// runs ahead gets the pages of its windows before they are needed, if there are any.
     pub(crate) fn has_place_for_next(&mut self, no: SeqNo) -> bool {
         let has_place = self.has_place(no, 0);
@@ -83,7 +83,7 @@ impl Line {
         self.blocks.total() - self.blocks.n_running()
     }
 
-    /// Adds one page to the sequence and to its guide, as far as their pages are full.
+    /// Adds one page to the sequence and to its companion, as far as their pages are full.
     ///
     /// # Panics
     /// If there are none: [`Line::n_unused_pages`] was asked.
@@ -94,8 +94,8 @@ impl Line {
             half.blocks.extend(&blocks);
             self.ops.push(SeqOp::Grow { slot: half.slot, blocks });
         }
-        if let Some(guide) = &mut half.guide {
-            self.grow(guide, ahead);
+        if let Some(companion) = &mut half.companion {
+            self.grow(companion, ahead);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use brigade_engine::batch::{AdapterUse, Guidance, SamplerSetup, SamplingParams};
+use brigade_engine::batch::{AdapterUse, Companion, SamplerSetup, SamplingParams};
 
 use super::mirror::OpenSequence;
 use super::rng::{Rng, mix};
@@ -39,8 +39,8 @@ pub struct SimRequest {
     pub adapter: Option<u32>,
     /// Whether it does without copies of its state.
     pub without_copies: bool,
-    /// Tokens of the prompt that guides its draws, the same ones for all clients. Not of those that want logits.
-    pub guide: Option<u32>,
+    /// Tokens of its companion's prompt, the same ones for all clients. Not of those that want logits.
+    pub companion: Option<u32>,
     /// Whether nothing of it is drafted.
     pub without_drafts: bool,
     /// After so many of its own prompt tokens another one is likely to go on otherwise, as it says.
@@ -117,12 +117,12 @@ impl Workload {
         Self { requests, stop_every: [0, 10, 60][rng.between(0, 2) as usize] }
     }
 
-    /// The same with one in `one_in` of those that want tokens guided, by prompts of up to `longest` tokens.
-    pub fn guided(mut self, seed: u64, one_in: u64, longest: u32) -> Self {
+    /// The same with a companion for one in `one_in` of those that want tokens, with prompts of up to `longest` tokens.
+    pub fn with_companions(mut self, seed: u64, one_in: u64, longest: u32) -> Self {
         let mut rng = Rng::new(seed ^ 0x9_01de);
         for request in self.requests.iter_mut().filter(|r| r.max_tokens.is_some()) {
             let n = rng.between(1, longest.into()) as u32;
-            request.guide = rng.one_in(one_in).then_some(n);
+            request.companion = rng.one_in(one_in).then_some(n);
         }
         self
     }
@@ -142,8 +142,8 @@ impl Workload {
     }
 }
 
-/// The first `n` tokens of what guides.
-fn guide_tokens(n: u32) -> Vec<u32> {
+/// The first `n` tokens of a companion.
+fn companion_tokens(n: u32) -> Vec<u32> {
     (0..n).map(|i| 1 + (mix(0x9_01de ^ u64::from(i) << 40) % 31_000) as u32).collect()
 }
 
@@ -256,7 +256,7 @@ impl Clients {
                     params,
                     seed,
                     top_logprobs: None,
-                    guidance: client.request.guide.map(|_| Guidance { scale: 2.0 }),
+                    companion: client.request.companion.map(|_| Companion { scale: 2.0 }),
                     ..SamplerSetup::default()
                 }),
                 stop_tokens: [STOP_TOKEN].into(),
@@ -267,7 +267,7 @@ impl Clients {
         let deadline = within.map(|within| now + within);
         let (id, prompt) = (RequestId(index as u64), client.tokens.clone());
         let adapters = client.request.adapters();
-        let guide = client.request.guide.map(|n| guide_tokens(n).into());
+        let companion = client.request.companion.map(|n| companion_tokens(n).into());
         let copied = !client.request.without_copies;
         let drafts = (!client.request.without_drafts).then(|| [].into());
         let begin = client.n_prompt - client.request.prompt.min(client.n_prompt);
@@ -282,7 +282,7 @@ impl Clients {
             namespace,
             deadline,
             copied,
-            guide,
+            companion,
             drafts,
             borders,
         }
@@ -378,8 +378,11 @@ impl Clients {
             let so_far = client.received.len() as u32 + 1;
             let generated = client.request.sure.map_or(generated, |sure| sure.max(so_far));
             let pages = |prompt: u32| u64::from(prompt + generated).div_ceil(page.into());
-            let guide = client.request.guide;
-            (pages(client.n_prompt) + guide.map_or(0, pages), 1 + u64::from(guide.is_some()))
+            let companion = client.request.companion;
+            (
+                pages(client.n_prompt) + companion.map_or(0, pages),
+                1 + u64::from(companion.is_some()),
+            )
         };
         let waits = |index: usize| waiting.iter().any(|(id, _)| id.0 == index as u64);
         let live = self.submitted.iter().filter(|&&i| self.all[i].is_live() && !waits(i));
@@ -432,12 +435,12 @@ impl Clients {
 impl Client {
     /// The token that comes next.
     fn next(&self, stop_every: u64) -> u32 {
-        let guide = self
+        let companion = self
             .request
-            .guide
-            .map(guide_tokens)
+            .companion
+            .map(companion_tokens)
             .map(|prompt| [prompt.as_slice(), &self.tokens[self.n_prompt as usize..]].concat());
-        let both = [self.tokens.as_slice(), &guide.unwrap_or_default()].concat();
+        let both = [self.tokens.as_slice(), &companion.unwrap_or_default()].concat();
         next_token(&both, &self.request.adapters(), stop_every)
     }
 

@@ -7,7 +7,7 @@ use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 use super::rng::mix;
 use super::tokens::{STOP_TOKEN, next_token};
 
-/// Knows the right tokens of requests without adapters and guides; others never get a right one.
+/// Knows the right tokens of requests without adapters and companions; others never get a right one.
 #[derive(Debug)]
 pub(super) struct Oracle {
     odds: f64,

@@ -21,7 +21,7 @@ use super::block::Block;
 use super::rng::mix;
 use super::tokens::next_token;
 use crate::LineSpec;
-use crate::events::is_guided;
+use crate::events::has_companion;
 
 /// An open slot, as others see it.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +35,8 @@ pub(super) struct OpenSequence<'a> {
 #[derive(Debug)]
 struct OpenSlot {
     seed: Option<u64>,
-    /// Its draws need a guide.
-    is_guided: bool,
+    /// Its draws need a companion.
+    has_companion: bool,
     blocks: Vec<u32>,
     /// All it has absorbed: what a recurrent state stands for.
     tokens: Vec<u32>,
@@ -125,7 +125,7 @@ impl Mirror {
         let rows = ubatch.n_rows();
         ensure(rows <= self.spec.max_rows as usize, || format!("{rows} rows in a ubatch"))?;
         let mut sources = BTreeSet::new();
-        let (mut out, mut guide) = (Vec::new(), None);
+        let (mut out, mut companion) = (Vec::new(), None);
         for op in &ubatch.ops {
             match op {
                 SeqOp::Draw { slot } => out.push(self.draw(ubatch.id, *slot)?),
@@ -136,9 +136,9 @@ impl Mirror {
         for part in &ubatch.parts {
             ensure(seen.insert(part.slot), || format!("{:?} twice in a ubatch", part.slot))?;
             ensure(!part.tokens.is_empty(), || format!("empty part of {:?}", part.slot))?;
-            self.apply_part(ubatch.id, part, &mut guide, &mut out)?;
+            self.apply_part(ubatch.id, part, &mut companion, &mut out)?;
         }
-        ensure(guide.is_none(), || "a guide before no draw".to_string())?;
+        ensure(companion.is_none(), || "a companion before no draw".to_string())?;
         Ok(out)
     }
 
@@ -249,14 +249,14 @@ impl Mirror {
         let blocks: Vec<u32> = blocks.iter().map(|b| b.0).collect();
         check_pages(slot, &blocks, self.spec.n_blocks)?;
         let seed = sampler.map(|sampler| sampler.seed);
-        let is_guided = sampler.is_some_and(is_guided);
+        let has_companion = sampler.is_some_and(has_companion);
         let adapters = Arc::from([]);
         let (awaiting, put_off) = (None, None);
         let (plane, drawn, refuted) = (slot, None, false);
         self.planes.insert(slot, tokens.clone());
         let fresh = OpenSlot {
             seed,
-            is_guided,
+            has_companion,
             blocks,
             tokens,
             awaiting,
@@ -404,12 +404,12 @@ impl Mirror {
         (0..n_draws).map(|_| self.is_late()).collect()
     }
 
-    /// `guide`: the tokens that the guide before this part has absorbed, and its adapters.
+    /// `companion`: the tokens that the companion before this part has absorbed, and its adapters.
     fn apply_part(
         &mut self,
         ubatch: u64,
         part: &SeqPart,
-        guide: &mut Option<(Vec<u32>, Arc<[AdapterUse]>)>,
+        companion: &mut Option<(Vec<u32>, Arc<[AdapterUse]>)>,
         out: &mut Vec<RowOutput>,
     ) -> Result<(), String> {
         let name = part.slot;
@@ -448,23 +448,23 @@ impl Mirror {
         }
         slot.plane = planes.map_or(slot.plane, |planes| planes.to);
         self.planes.insert(slot.plane, slot.tokens.clone());
-        let before = guide.take();
-        let is_guided = part.want == Want::Sample && slot.is_guided;
-        ensure(before.is_some() == is_guided, || {
-            format!("{name:?} is guided: {is_guided}, or has a guide before it")
+        let before = companion.take();
+        let has_companion = part.want == Want::Sample && slot.has_companion;
+        ensure(before.is_some() == has_companion, || {
+            format!("{name:?} wants a companion: {has_companion}, or has one before it")
         })?;
         if part.want == Want::Verify {
             slot.awaiting = Some(ubatch);
             self.verify(part, known, &late, out);
             self.draft(part, room, out)?;
-        } else if part.want == Want::Guide {
+        } else if part.want == Want::Companion {
             slot.awaiting = Some(ubatch);
-            *guide = Some((slot.tokens.clone(), slot.adapters.clone()));
+            *companion = Some((slot.tokens.clone(), slot.adapters.clone()));
             self.read_back(name)?;
         } else if part.want == Want::Sample {
             slot.awaiting = Some(ubatch);
             let (before, its) = before.unwrap_or_else(|| (Vec::new(), slot.adapters.clone()));
-            ensure(its == slot.adapters, || format!("{name:?}'s guide has other adapters"))?;
+            ensure(its == slot.adapters, || format!("{name:?}'s companion has other adapters"))?;
             let both = [slot.tokens.as_slice(), &before].concat();
             let id = next_token(&both, &slot.adapters, self.stop_every);
             let (pos, token) = (end as u32 - 1, SampledToken { id, ..SampledToken::default() });

@@ -54,7 +54,7 @@ pub fn roomy(n_stages: usize) -> LineSpec {
         block_positions: 64,
         max_positions: 32_768,
         max_rows: 512,
-        guides: true,
+        companions: true,
         ahead: true,
         grows: true,
         own_drafts: 0,

@@ -1,7 +1,7 @@
 //! The tokens that the simulated stages draw.
 //!
 //! A made-up token is a hash of all tokens before it. So a client that knows its prompt can tell whether the line was
-//! fed the right tokens in the right order, through the right adapters. With a guide it is a hash of both sequences'
+//! fed the right tokens in the right order, through the right adapters. With a companion it is a hash of both sequences'
 //! tokens.
 
 use brigade_engine::batch::AdapterUse;

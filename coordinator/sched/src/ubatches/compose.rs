@@ -160,7 +160,7 @@ impl Draft {
         self.draws.reverse();
     }
 
-    /// One row each of the `limit` sequences that have waited longest, and of their guides; or a window, where one runs
+    /// One row each of the `limit` sequences that have waited longest, and of their companions; or a window, where one runs
     /// ahead.
     fn take_ready(
         &mut self,
@@ -296,7 +296,7 @@ impl Draft {
         while let Some(at) = live.next_prompt_but(&cut) {
             let no = live.prefilling[at];
             let Some(sequence) = live.get_mut(no) else { break };
-            let (mut rows, of_guide) = sequence.next_rows(left, self.rows_left);
+            let (mut rows, of_companion) = sequence.next_rows(left, self.rows_left);
             if sequence.whole {
                 rows = self.rows_of_whole(sequence.prompt_left(), left);
             } else if matches!(sequence.work, Work::Logits | Work::Hidden(_)) {
@@ -308,17 +308,17 @@ impl Draft {
                     reported => rows = rows.min(reported),
                 }
             }
-            if rows + of_guide == 0 {
+            if rows + of_companion == 0 {
                 break;
             }
-            let all_sent = rows + of_guide == sequence.prompt_left();
+            let all_sent = rows + of_companion == sequence.prompt_left();
             let first = if all_sent { drafting.of_nothing(sizing, line, live, no) } else { None };
             match first {
                 Some(window) => drop(self.add_window(live, no, &window)),
-                None => self.add_halves(live, no, rows, of_guide),
+                None => self.add_halves(live, no, rows, of_companion),
             }
-            self.prompt_rows += rows + of_guide;
-            left = left.saturating_sub(rows + of_guide);
+            self.prompt_rows += rows + of_companion;
+            left = left.saturating_sub(rows + of_companion);
             if all_sent {
                 live.prefilling.remove(at);
             } else if live.of(no).is_some_and(Admitted::is_at_mark) {
@@ -336,9 +336,9 @@ impl Draft {
         if n <= room { n } else { 0 }
     }
 
-    /// Adds the next rows of a sequence and of its guide. The guide's come first: they have to stand before a draw.
-    fn add_halves(&mut self, live: &mut Live, no: SeqNo, own: u32, of_guide: u32) {
-        for (half, rows) in [(Half::Guide, of_guide), (Half::Own, own)] {
+    /// Adds the next rows of a sequence and of its companion. The companion's come first: they have to stand before a draw.
+    fn add_halves(&mut self, live: &mut Live, no: SeqNo, own: u32, of_companion: u32) {
+        for (half, rows) in [(Half::Companion, of_companion), (Half::Own, own)] {
             if rows > 0 {
                 self.add(live, no, half, rows);
             }
@@ -364,7 +364,7 @@ impl Draft {
         let part = live.next_part(no, half, rows);
         let last = part.pos + rows - 1;
         let (kind, positions) = match part.want {
-            Want::Nothing | Want::Guide => (WantedKind::Token, 0..0),
+            Want::Nothing | Want::Companion => (WantedKind::Token, 0..0),
             Want::Sample | Want::Verify => (WantedKind::Token, last..last + 1),
             Want::HiddenFirst => (WantedKind::Logits, part.pos..part.pos + 1),
             Want::HiddenLast => (WantedKind::Logits, last..last + 1),

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use brigade_spec::Prefixes;
 
-use crate::events::{LineSpec, Micros, Rejection, Request, RequestId, Share, Work, is_guided};
+use crate::events::{
+    LineSpec, Micros, NoCompanion, Rejection, Request, RequestId, Share, Work, has_companion,
+};
 use crate::line::Line;
 use crate::memory::prefix::Hold;
 use crate::waiting::fair::{self, Owners};
@@ -282,14 +284,16 @@ pub(crate) fn check_sense(request: &Request) -> Result<(), Rejection> {
     if matches!(request.work, Work::Generate { max_tokens: 0, .. }) {
         return Err(Rejection::Invalid("max_tokens is 0; ask for at least one token"));
     }
-    let is_guided = match &request.work {
-        Work::Generate { sampler, .. } => is_guided(sampler),
+    let has_companion = match &request.work {
+        Work::Generate { sampler, .. } => has_companion(sampler),
         Work::Logits | Work::Hidden(_) => false,
     };
-    match &request.guide {
-        None if !is_guided => Ok(()),
-        Some(guide) if is_guided && !guide.is_empty() => Ok(()),
-        _ => Err(Rejection::Invalid("a guided draw and a guide with tokens come together")),
+    match &request.companion {
+        None if !has_companion => Ok(()),
+        Some(companion) if has_companion && !companion.is_empty() => Ok(()),
+        _ => Err(Rejection::Invalid(
+            "a draw that wants a companion and one with tokens come together",
+        )),
     }
 }
 
@@ -300,45 +304,37 @@ pub(crate) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     }
     let pages = u64::from(line.n_blocks) * u64::from(line.block_positions);
     let limit = pages.min(u64::from(line.max_positions));
-    let guide = request.guide.as_ref().map(|guide| guide.len());
-    let of_guide = guide.zip(request.guide_positions());
+    let companion = request.companion.as_ref().map(|companion| companion.len());
+    let of_companion = companion.zip(request.companion_positions());
     for (prompt, needed) in
-        [(request.prompt.len(), request.positions())].into_iter().chain(of_guide)
+        [(request.prompt.len(), request.positions())].into_iter().chain(of_companion)
     {
         if needed > limit {
             let prompt = prompt as u64;
             return Err(Rejection::TooLong { needed, prompt, max_tokens: needed - prompt, limit });
         }
     }
-    match request.guide {
-        Some(_) => check_guide(request, line).map_err(Rejection::CannotGuide),
+    match request.companion {
+        Some(_) => check_companion(request, line).map_err(Rejection::NoCompanion),
         None => Ok(()),
     }
 }
 
-/// Checks that `line` can run a sequence with its guide. The error names a remedy.
-fn check_guide(request: &Request, line: &LineSpec) -> Result<(), &'static str> {
+/// Checks that `line` can run a sequence with its companion.
+fn check_companion(request: &Request, line: &LineSpec) -> Result<(), NoCompanion> {
     let page = u64::from(line.block_positions);
-    let pages =
-        request.positions().div_ceil(page) + request.guide_positions().unwrap_or(0).div_ceil(page);
-    if !line.guides {
-        return Err("a worker of the line is of an older release and knows no guides; upgrade it");
+    let pages = request.positions().div_ceil(page)
+        + request.companion_positions().unwrap_or(0).div_ceil(page);
+    if !line.companions {
+        return Err(NoCompanion::OlderWorker);
     }
     if line.n_slots < 2 {
-        return Err(
-            "there is a place for one; start serve with --max-seqs 2 or more, and chat with \
-                    --set guidance_scale=NUMBER",
-        );
+        return Err(NoCompanion::OneSlot);
     }
     if line.max_rows < 2 {
-        return Err("they need two rows of a ubatch; start with --ubatch 2 or more");
+        return Err(NoCompanion::OneRow);
     }
-    if pages <= line.n_blocks.into() {
-        Ok(())
-    } else {
-        Err("together they do not fit the KV cache; ask for fewer tokens, shorten the \
-                      prompts, or start the server with a larger --ctx")
-    }
+    if pages <= line.n_blocks.into() { Ok(()) } else { Err(NoCompanion::FewPages) }
 }
 
 /// The same as [`check_fits`], for a text on the line of an encoder.
@@ -360,7 +356,7 @@ fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
 mod tests {
     use std::sync::Arc;
 
-    use brigade_engine::batch::{Guidance, SamplerSetup};
+    use brigade_engine::batch::{Companion, SamplerSetup};
 
     use super::*;
 
@@ -438,7 +434,7 @@ mod tests {
             block_positions: 64,
             max_positions: 4096,
             max_rows: 512,
-            guides: true,
+            companions: true,
             ahead: false,
             grows: true,
             own_drafts: 0,
@@ -450,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guided_request_needs_a_line_for_two_sequences() {
+    fn a_companion_needs_a_line_for_two_sequences() {
         let line = LineSpec {
             n_stages: 1,
             n_blocks: 4,
@@ -460,37 +456,38 @@ mod tests {
             block_positions: 64,
             max_positions: 192,
             max_rows: 2,
-            guides: true,
+            companions: true,
             ahead: false,
             grows: true,
             own_drafts: 0,
         };
-        let guided = |prompt, guide: usize| {
+        let beside = |prompt, companion: usize| {
             let sampler =
-                SamplerSetup { guidance: Some(Guidance { scale: 2.0 }), ..Default::default() };
+                SamplerSetup { companion: Some(Companion { scale: 2.0 }), ..Default::default() };
             let (sampler, stop_tokens) = (Arc::new(sampler), [].into());
             let work = Work::Generate { max_tokens: 10, sure: 10, sampler, stop_tokens };
-            Request { work, guide: Some(vec![1; guide].into()), ..request(1, prompt) }
+            Request { work, companion: Some(vec![1; companion].into()), ..request(1, prompt) }
         };
         let refused = |request: &Request, line: &LineSpec| {
             check_sense(request).and_then(|()| check_fits(request, line)).unwrap_err().to_string()
         };
-        let fits = guided(118, 118);
+        let fits = beside(118, 118);
         assert_eq!(check_sense(&fits).and_then(|()| check_fits(&fits, &line)), Ok(()));
-        for (line, says) in [
-            (LineSpec { guides: false, ..line }, "upgrade"),
-            (LineSpec { n_slots: 1, ..line }, "--max-seqs 2"),
-            (LineSpec { max_rows: 1, ..line }, "--ubatch 2"),
-            (LineSpec { n_blocks: 3, ..line }, "--ctx"),
+        for (line, why) in [
+            (LineSpec { companions: false, ..line }, NoCompanion::OlderWorker),
+            (LineSpec { n_slots: 1, ..line }, NoCompanion::OneSlot),
+            (LineSpec { max_rows: 1, ..line }, NoCompanion::OneRow),
+            (LineSpec { n_blocks: 3, ..line }, NoCompanion::FewPages),
         ] {
-            let why = refused(&fits, &line);
-            assert!(why.contains(says), "{why}");
+            assert_eq!(check_fits(&fits, &line), Err(Rejection::NoCompanion(why)));
         }
-        let why = refused(&guided(1, 183), &line);
+        let why = refused(&beside(1, 183), &line);
         assert!(why.contains("193 positions (183 prompt"), "{why}");
-        assert!(refused(&guided(1, 0), &line).contains("come together"));
-        assert!(refused(&Request { guide: None, ..fits.clone() }, &line).contains("come together"));
-        let alone = Request { guide: Some([1].into()), ..request(1, 1) };
-        assert!(refused(&alone, &line).contains("come together"), "logits are not guided");
+        assert!(refused(&beside(1, 0), &line).contains("come together"));
+        assert!(
+            refused(&Request { companion: None, ..fits.clone() }, &line).contains("come together")
+        );
+        let alone = Request { companion: Some([1].into()), ..request(1, 1) };
+        assert!(refused(&alone, &line).contains("come together"), "logits have none");
     }
 }

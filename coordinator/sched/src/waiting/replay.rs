@@ -113,8 +113,9 @@ impl Pending {
 
     fn of(sequence: Admitted) -> Self {
         let Admitted { request: id, label, work, adapters, share, deadline, copied, .. } = sequence;
-        let (guide, drafts) = (sequence.guide, sequence.drafts);
-        let guide = guide.map(|guide| guide.tokens[..guide.n_prompt as usize].into());
+        let (companion, drafts) = (sequence.companion, sequence.drafts);
+        let companion =
+            companion.map(|companion| companion.tokens[..companion.n_prompt as usize].into());
         let (mut prompt, n_prompt) = (sequence.tokens, sequence.n_prompt);
         let generated = prompt.split_off(n_prompt as usize);
         let borders = [].into();
@@ -128,7 +129,7 @@ impl Pending {
             namespace: Some(sequence.space.namespace),
             deadline,
             copied,
-            guide,
+            companion,
             drafts,
             borders,
         };
@@ -154,10 +155,10 @@ impl Pending {
         }
     }
 
-    /// Its guide as a request of its own, to be given places; it is computed like its sequence.
-    pub fn guide(&self) -> Option<Self> {
-        let prompt = self.request.guide.as_ref()?.to_vec();
-        let request = Request { prompt, guide: None, ..self.request.clone() };
+    /// Its companion as a request of its own, to be given places; it is computed like its sequence.
+    pub fn companion(&self) -> Option<Self> {
+        let prompt = self.request.companion.as_ref()?.to_vec();
+        let request = Request { prompt, companion: None, ..self.request.clone() };
         let (generated, interrupted) = (self.generated.clone(), self.interrupted);
         Some(Self { generated, interrupted, name: None, ..Self::new(request) })
     }
@@ -181,7 +182,7 @@ impl Pending {
     pub fn known(&self, half: Half) -> Option<Cow<'_, [u32]>> {
         let prompt = match half {
             Half::Own => &self.request.prompt[..],
-            Half::Guide => self.request.guide.as_deref()?,
+            Half::Companion => self.request.companion.as_deref()?,
         };
         Some(match self.generated[..] {
             [] => Cow::Borrowed(prompt),

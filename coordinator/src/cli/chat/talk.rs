@@ -37,7 +37,7 @@ impl Talk {
     }
 
     /// Whether its answers are guided by a second sequence.
-    pub fn is_guided(&self) -> bool {
+    pub fn has_companion(&self) -> bool {
         let scale = self.settings.get("guidance_scale").and_then(Value::as_f64);
         scale.is_some_and(|scale| scale != 1.0)
     }

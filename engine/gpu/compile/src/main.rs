@@ -47,10 +47,7 @@ fn run() -> Result<()> {
     for name in files(&spirv, "spv")?.difference(&sources) {
         failures.push(format!("{name}: spirv/{name}.spv has no source any more; remove it"));
     }
-    match failures.is_empty() {
-        true => Ok(()),
-        false => Err(anyhow!("{}", failures.join("\n"))),
-    }
+    if failures.is_empty() { Ok(()) } else { Err(anyhow!("{}", failures.join("\n"))) }
 }
 
 /// The crate of the kernels, in the checkout that this is run in.

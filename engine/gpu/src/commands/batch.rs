@@ -124,10 +124,11 @@ impl Batch {
         let raw = &device.raw;
         let failed = GpuError::of("a command buffer");
         let (point, stage) = (vk::PipelineBindPoint::COMPUTE, vk::ShaderStageFlags::COMPUTE);
-        let flags = match self.may_come_again() {
+        let flags = if self.may_come_again() {
             // The next pass may come while this one is on its way.
-            true => vk::CommandBufferUsageFlags::SIMULTANEOUS_USE,
-            false => vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT,
+            vk::CommandBufferUsageFlags::SIMULTANEOUS_USE
+        } else {
+            vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT
         };
         let info = vk::CommandBufferBeginInfo::default().flags(flags);
         let mut pushes = &self.pushes[..];

@@ -219,8 +219,8 @@ impl Recorder {
         let done = self.timeline.done(device)?;
         let (recorded, open) = (&mut self.recorded, &mut self.open);
         let commands = match &self.timer {
-            None => recorded.commands(device, open, (number, done))?,
-            Some(timer) => recorded.timed_commands(device, open, (number, done), timer.stamps())?,
+            None => recorded.commands(device, open, number, done)?,
+            Some(timer) => recorded.timed_commands(device, open, number, done, timer.stamps())?,
         };
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
         let signals = [vk::SemaphoreSubmitInfo::default()

@@ -49,7 +49,8 @@ impl Recorded {
         &mut self,
         device: &Device,
         batch: &mut Batch,
-        (number, done): (u64, u64),
+        number: u64,
+        done: u64,
     ) -> Result<vk::CommandBuffer, GpuError> {
         let fingerprint = batch.fingerprint();
         let found = self.found.get(&fingerprint).map(|at| &mut self.buffers[*at]);
@@ -78,7 +79,8 @@ impl Recorded {
         &mut self,
         device: &Device,
         batch: &mut Batch,
-        (number, done): (u64, u64),
+        number: u64,
+        done: u64,
         stamps: vk::QueryPool,
     ) -> Result<vk::CommandBuffer, GpuError> {
         let at = self.free(device, done)?;

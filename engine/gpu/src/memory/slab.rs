@@ -55,7 +55,7 @@ impl Slab {
             unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;
         let result = allocate(device, buffer, place).and_then(|(memory, kind)| {
             let cached = kind.contains(vk::MemoryPropertyFlags::HOST_CACHED);
-            let bound = Self::bind(device, buffer, memory, (len, place));
+            let bound = Self::bind(device, buffer, memory, len, place);
             bound.map(|slab| Self { cached, ..slab }).inspect_err(|_| {
                 // SAFETY: nothing uses the memory yet.
                 unsafe { device.raw.free_memory(memory, None) };
@@ -71,7 +71,8 @@ impl Slab {
         device: &Device,
         buffer: vk::Buffer,
         memory: vk::DeviceMemory,
-        (len, place): (u64, Place),
+        len: u64,
+        place: Place,
     ) -> Result<Self, GpuError> {
         // SAFETY: both are new, and the memory is as large as the buffer asks.
         unsafe { device.raw.bind_buffer_memory(buffer, memory, 0) }

@@ -1,8 +1,7 @@
 //! All ops by their name.
 
 use brigade_ops::{
-    Anywhere, Choose, ChooseBlocks, DecayFactors, DilatedRows, Op, PoolKeys, Product, ProductRoots,
-    StreamWeights, Weigh,
+    Anywhere, Choose, ChooseBlocks, DecayFactors, Op, PoolKeys, Product, StreamWeights, Weigh,
 };
 
 use super::experts::routing::ExpertRoutes;
@@ -89,8 +88,8 @@ impl Gpu {
             Op::StreamWeights(op) => self.run_stream_weights(op),
             Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
             Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
-            Op::ProductRoots(op) => self.run_product_roots(op),
-            Op::DilatedRows(op) => self.run_dilated_rows(op),
+            Op::ProductRoots(op) => self.product_roots(op),
+            Op::DilatedRows(op) => self.dilated_conv(op),
             Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
@@ -145,14 +144,5 @@ impl Gpu {
     fn run_stream_weights(&self, op: StreamWeights<'_, OnGpu>) {
         let [base, scale] = [op.base, op.scale].map(|values| self.vector(values));
         self.stream_weights(op.shape, base, scale, op.weights);
-    }
-
-    fn run_product_roots(&self, op: ProductRoots<'_, OnGpu>) {
-        self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
-    }
-
-    fn run_dilated_rows(&self, op: DilatedRows<'_, OnGpu>) {
-        let operands = (op.states, op.x, self.vector(op.weight));
-        self.dilated_conv(op.conv, op.parts, operands, op.out);
     }
 }

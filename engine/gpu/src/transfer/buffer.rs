@@ -66,7 +66,8 @@ impl Gpu {
     /// If these are not whole pieces.
     pub fn keep_with(
         &self,
-        (len, piece): (usize, usize),
+        len: usize,
+        piece: usize,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
     ) -> Result<GpuBuffer, GpuError> {
         assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
@@ -74,7 +75,7 @@ impl Gpu {
         let mut buffer = GpuBuffer { gpu: self.clone(), region, len };
         match region.host {
             Some(_) => fill(0..len, buffer.bytes_mut()),
-            None => self.stage((region.buffer, region.offset), (len, piece), fill),
+            None => self.stage(region.buffer, region.offset, len, piece, fill),
         }
         Ok(buffer)
     }
@@ -205,9 +206,9 @@ impl GpuBuffer {
         if self.region.host.is_some() {
             self.bytes_mut()[at..][..bytes.len()].copy_from_slice(bytes);
         } else {
-            let to = (self.region.buffer, self.region.offset + at as u64);
+            let offset = self.region.offset + at as u64;
             let mut copy = |range, out: &mut [u8]| out.copy_from_slice(&bytes[range]);
-            self.gpu.stage(to, (bytes.len(), 1), &mut copy);
+            self.gpu.stage(self.region.buffer, offset, bytes.len(), 1, &mut copy);
         }
     }
 

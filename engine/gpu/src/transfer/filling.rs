@@ -24,17 +24,20 @@ impl Gpu {
     /// If these are not whole pieces.
     pub(crate) fn stage(
         &self,
-        (to, offset): (vk::Buffer, u64),
-        (len, piece): (usize, usize),
+        to: vk::Buffer,
+        offset: u64,
+        len: usize,
+        piece: usize,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
     ) {
         assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
         let mut at = 0;
         while at < len {
             let to = (to, offset + at as u64);
-            let n = match piece > CHUNK {
-                true => Some(self.stage_large(to, at..at + piece, fill)),
-                false => self.stage_some(to, (at..len, piece), fill),
+            let n = if piece > CHUNK {
+                Some(self.stage_large(to, at..at + piece, fill))
+            } else {
+                self.stage_some(to, at..len, piece, fill)
             };
             // Where there is no chunk the device failed, and does nothing any more.
             let Some(n) = n else { return };
@@ -46,7 +49,8 @@ impl Gpu {
     fn stage_some(
         &self,
         to: (vk::Buffer, u64),
-        (range, piece): (Range<usize>, usize),
+        range: Range<usize>,
+        piece: usize,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
     ) -> Option<usize> {
         let mut taken = self.take_chunk(LEAST.min(range.len()).max(piece))?;
@@ -70,7 +74,7 @@ impl Gpu {
         let mut piece = vec![0; range.len()];
         fill(range, &mut piece);
         let mut copy = |part, out: &mut [u8]| out.copy_from_slice(&piece[part]);
-        self.stage(to, (piece.len(), 1), &mut copy);
+        self.stage(to.0, to.1, piece.len(), 1, &mut copy);
         piece.len()
     }
 

@@ -28,10 +28,8 @@ fn numbers(gpu: &Gpu, list: Span<'_>) -> Vec<u32> {
 
 /// What a router may give: a few values, so that many are the same, or any.
 fn probs(random: &mut Random, n: usize, is_coarse: bool) -> Vec<f32> {
-    let value = |random: &mut Random| match is_coarse {
-        true => random.below(5) as f32 / 4.0,
-        false => random.value(),
-    };
+    let value =
+        |random: &mut Random| if is_coarse { random.below(5) as f32 / 4.0 } else { random.value() };
     (0..n).map(|_| value(random)).collect()
 }
 
@@ -224,7 +222,7 @@ impl Both {
         let here: Vec<_> = here.collect();
         let kept = |matrix: &PackedMatrix| Arc::new(gpu.keep(matrix.bytes()).expect("room"));
         let placed = here.iter().map(|matrix| (kept(matrix), matrix.scale())).collect();
-        let table = gpu.expert_table(there, [rows, cols], placed).expect("room");
+        let table = gpu.expert_table(there, rows, cols, placed).expect("room");
         Self { here, there: table, wants_blocks: there.wants_blocks() }
     }
 

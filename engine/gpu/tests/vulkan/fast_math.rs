@@ -333,7 +333,7 @@ fn check_experts(
 ) {
     let [rows, cols] = [experts[0].packed.rows(), experts[0].packed.cols()];
     let kept = |m: &Matrix| (Arc::new(gpu.keep(m.packed.bytes()).expect("room")), m.packed.scale());
-    let table = gpu.expert_table(experts[0].ty, [rows, cols], experts.iter().map(kept).collect());
+    let table = gpu.expert_table(experts[0].ty, rows, cols, experts.iter().map(kept).collect());
     let table = table.expect("room");
     let by = ChooseBy::Score { bias: None, groups: None };
     let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Scaled(1.0) };
@@ -353,9 +353,10 @@ fn check_experts(
     for of_pairs in [false, true] {
         let mut out = on(gpu, &vec![f32::NAN; wanted.len()]);
         let there = formed(gpu, form, if of_pairs { &pairs } else { x }, cols);
-        let x = match of_pairs {
-            true => ExpertRows::OfPairs(there.span()),
-            false => ExpertRows::Routed(there.span()),
+        let x = if of_pairs {
+            ExpertRows::OfPairs(there.span())
+        } else {
+            ExpertRows::Routed(there.span())
         };
         gpu.expert_products(
             routes.work(),

@@ -74,9 +74,12 @@ impl Rows {
     /// With the blocks of [`blocks`], or with the plainest values.
     fn new(layout: &KvLayout, odd: bool) -> Self {
         let mut random = Random(5);
-        let mut of = |width: usize| match odd {
-            true => blocks(&mut random, N_ROWS * width),
-            false => random.values(N_ROWS * width, 1.0),
+        let mut of = |width: usize| {
+            if odd {
+                blocks(&mut random, N_ROWS * width)
+            } else {
+                random.values(N_ROWS * width, 1.0)
+            }
         };
         let beside = layout.values == ValuePlace::Apart;
         let v_width = if beside { layout.n_kv_head * layout.head_dim_v } else { 0 };

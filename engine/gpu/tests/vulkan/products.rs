@@ -335,9 +335,9 @@ fn weights_are_packed_to_used_memory_as_to_new() {
                 .collect();
             let here = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
             for gpu in [&seen, &apart] {
-                let shape = (ty, rows, cols);
                 let keep = |sizes, fill: &mut Fill<'_>| Accelerator::keep(gpu, sizes, fill);
-                let there = PackedMatrix::pack_with(&compute, shape, &bytes, keep).expect("room");
+                let there = PackedMatrix::pack_with(&compute, ty, rows, cols, &bytes, keep);
+                let there = there.expect("room");
                 let mut read = Vec::new();
                 let buffer = there.with_device().expect("it lies with a GPU");
                 buffer.read(0..buffer.len(), &mut read).expect("room");

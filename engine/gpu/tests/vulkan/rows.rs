@@ -78,9 +78,8 @@ fn norms_of_rows_that_begin_anywhere() {
         let mut want = x.clone();
         compute.rms_norm_inplace(&mut want, &weight, 1e-5);
         for odd in 0..4 {
-            let place = |which: u32, values: &[f32]| match odd == which {
-                true => (on_odd(&gpu, values), 4),
-                false => (on(&gpu, values), 0),
+            let place = |which: u32, values: &[f32]| {
+                if odd == which { (on_odd(&gpu, values), 4) } else { (on(&gpu, values), 0) }
             };
             let (from, from_at) = place(0, &x);
             let (w, w_at) = place(1, &weight);

@@ -127,7 +127,7 @@ fn bytes_are_filled_piece_by_piece() {
     let word = |seed: u32, i: usize| (i as u32).wrapping_mul(0x9e37_79b1) ^ seed;
     let check = |gpu: &Gpu, len: usize, piece: usize, seed: u32| {
         let mut next = 0;
-        let filled = gpu.keep_with((len, piece), &mut |range, out| {
+        let filled = gpu.keep_with(len, piece, &mut |range, out| {
             assert_eq!((range.start, range.len()), (next, out.len()), "one after the other");
             assert!(out.len().is_multiple_of(piece), "whole pieces");
             next = range.end;

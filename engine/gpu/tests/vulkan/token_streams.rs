@@ -1,7 +1,7 @@
 //! Sums over streams and over depth, weights of streams, and rows with sums in f64, beside the CPU's, bit for bit.
 
 use brigade_gpu::{DilatedConv, Span, StreamShape, SumStart, WeighedSpans, WeightsAt};
-use brigade_ops::ScanPart;
+use brigade_ops::{DilatedRows, ProductRoots, ScanPart, Vector, Weigh};
 
 use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of};
 
@@ -32,7 +32,16 @@ fn rows_of_sources_are_weighed_in_their_order() {
                     let weights_span = weights_there.span();
                     let of = WeighedSpans { sources: &spans, stride, weights: weights_span, at };
                     gpu.weigh(there.span_mut(), d, start, &of);
-                    compute.weigh(&mut here, d, start, (&slices, stride), (&weights, at));
+                    compute.weigh(Weigh {
+                        out: &mut here,
+                        d,
+                        start,
+                        sources: slices.clone(),
+                        firsts: vec![0; n_sources],
+                        stride,
+                        weights: &weights,
+                        at,
+                    });
                     let name = format!("{n} rows of {d}, {n_sources} sources, {at:?}, {start:?}");
                     assert_same(&name, &values_of(&there), &here);
                 }
@@ -167,9 +176,11 @@ fn rows_with_sums_in_f64() {
         compute.match_magnitudes(&mut here, &y, d);
         assert_same(&name("magnitudes"), &values_of(&there), &here);
         let (mut there, mut here) = (on(&gpu, &vec![1.0; n]), vec![1.0; n]);
-        let constants = (3.0, 1e-6);
-        gpu.product_roots((x_there.span(), y_there.span()), d, constants, there.span_mut());
-        compute.product_roots((&x, &y), d, constants, &mut here);
+        let (divisor, least) = (3.0, 1e-6);
+        let (x_span, y_span, out) = (x_there.span(), y_there.span(), there.span_mut());
+        gpu.product_roots(ProductRoots { x: x_span, y: y_span, d, divisor, least, out });
+        let out = &mut here;
+        compute.product_roots(ProductRoots { x: &x, y: &y, d, divisor, least, out });
         assert_same(&name("roots"), &values_of(&there), &here);
         for deviations in [1.644_853_6, -0.5, 0.0] {
             if d > 1 {
@@ -236,11 +247,24 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
             let weight = random.values(taps * channels, 1.0);
             let mut states = random.values(4 * conv.state_len(), 2.0);
             let (mut states_there, x_there) = (on(&gpu, &states), on(&gpu, &x));
-            let (weight_there, mut there) = (on(&gpu, &weight), on(&gpu, &vec![0.0; x.len()]));
-            let operands = (states_there.span(), x_there.span(), weight_there.span());
-            gpu.dilated_conv(&conv, &scan_parts, operands, there.span_mut());
+            let (weight, mut there) = (Vector::from(weight), on(&gpu, &vec![0.0; x.len()]));
+            gpu.dilated_conv(DilatedRows {
+                conv: &conv,
+                parts: &scan_parts,
+                states: states_there.span(),
+                x: x_there.span(),
+                weight: &weight,
+                out: there.span_mut(),
+            });
             let mut here = vec![0.0; x.len()];
-            compute.dilated_conv(&conv, &scan_parts, (&states, &x, &weight), &mut here);
+            compute.dilated_conv(DilatedRows {
+                conv: &conv,
+                parts: &scan_parts,
+                states: &states,
+                x: &x,
+                weight: &weight,
+                out: &mut here,
+            });
             let name = format!("{conv:?} of {parts:?}");
             assert_same(&name, &values_of(&there), &here);
             gpu.keep_last_rows(&conv, &scan_parts, states_there.span_mut(), x_there.span());

@@ -1,9 +1,6 @@
 //! All ops by their name.
 
-use brigade_ops::{
-    Choose, ChooseBlocks, CopySlot, DecayFactors, DilatedRows, Host, Op, PoolKeys, ProductRoots,
-    Weigh,
-};
+use brigade_ops::{Choose, ChooseBlocks, CopySlot, DecayFactors, Host, Op, PoolKeys};
 
 use super::index::blocks::BlockIndex;
 use super::index::positions::Index;
@@ -57,13 +54,13 @@ impl Compute {
             Op::PoolGated(op) => self.pool_gated(op),
             Op::Attend(op) => self.attend(&op.over, op.q, op.out),
             Op::AttendChosen(op) => self.run_attend_chosen(op),
-            Op::Weigh(op) => self.run_weigh(op),
+            Op::Weigh(op) => self.weigh(op),
             Op::AttendDepth(op) => self.attend_depth(&op.sources, op.score, op.eps, op.out),
             Op::StreamWeights(op) => self.stream_weights(op.shape, op.base, op.scale, op.weights),
             Op::MatchMagnitudes(op) => self.match_magnitudes(op.x, op.like, op.d),
             Op::KeepAbove(op) => self.keep_above(op.x, op.d, op.deviations),
-            Op::ProductRoots(op) => self.run_product_roots(op),
-            Op::DilatedRows(op) => self.run_dilated_rows(op),
+            Op::ProductRoots(op) => self.product_roots(op),
+            Op::DilatedRows(op) => self.dilated_conv(op),
             Op::KeepLastRows(op) => self.keep_last_rows(op.conv, op.parts, op.states, op.x),
             Op::Conv(op) => self.conv(op),
             Op::Ssd(op) => self.ssd(op),
@@ -103,20 +100,5 @@ impl Compute {
         op.check();
         let (positions, bias) = (op.positions, &op.bias[..]);
         self.pool_keys(op.layout, op.pool, op.parts, Pooling { positions, bias });
-    }
-
-    fn run_weigh(&self, op: Weigh<'_, Host>) {
-        let sources = op.sources.iter().zip(&op.firsts);
-        let sources: Vec<&[f32]> = sources.map(|(x, first)| &x[*first..]).collect();
-        let (sources, weights) = ((&sources[..], op.stride), (op.weights, op.at));
-        self.weigh(op.out, op.d, op.start, sources, weights);
-    }
-
-    fn run_product_roots(&self, op: ProductRoots<'_, Host>) {
-        self.product_roots((op.x, op.y), op.d, (op.divisor, op.least), op.out);
-    }
-
-    fn run_dilated_rows(&self, op: DilatedRows<'_, Host>) {
-        self.dilated_conv(op.conv, op.parts, (op.states, op.x, op.weight), op.out);
     }
 }

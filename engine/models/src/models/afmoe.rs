@@ -32,17 +32,16 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let n_dense = decoder::n_dense(hp)?;
     hp.need_u32("expert_shared_count")?;
     let layer = |il: usize| {
-        let rotation = match (il + 1).is_multiple_of(UNROTATED) {
-            true => Rotation::None,
-            false => Rotation::Model,
-        };
+        let rotation =
+            if (il + 1).is_multiple_of(UNROTATED) { Rotation::None } else { Rotation::Model };
         let attention = AttentionSpec { rotation, ..gated(hp, il, eps)? };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(MoeSpec {
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(MoeSpec {
                 selection_bias: true,
                 ..deepseek_experts(hp, il, Router::Sigmoid, None)?
-            }),
+            })
         };
         Ok(layer_with_norms(eps, windows.apply(il, attention), ffn))
     };
@@ -94,12 +93,13 @@ pub(super) fn describe_laguna(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
         };
         let gate = Some(HeadGate { source, activation: GateActivation::Softplus });
         let attention = windows.apply(il, AttentionSpec { gate, ..attention });
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(MoeSpec {
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(MoeSpec {
                 selection_bias: true,
                 ..experts_beside_one(hp, il, Router::Sigmoid)?
-            }),
+            })
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

@@ -32,12 +32,11 @@ pub(super) fn describe_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |il: usize| {
         let qk_norm = Some(QkNorm::heads(eps));
         let attention = AttentionSpec { qk_norm, ..decoder::attention(hp, il)? };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => {
-                let shared = shared.map(|n| n as usize);
-                BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, shared)?)
-            }
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            let shared = shared.map(|n| n as usize);
+            BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, shared)?)
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

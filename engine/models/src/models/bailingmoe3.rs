@@ -43,7 +43,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     if spec.rope.is_none() {
         return Ok(spec);
     }
-    let spec = with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+    let spec = with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, |il| {
         Ok(layer(BlockKind::Mla(latent_attention(hp, il, eps)?), moe(hp, il)?))
     });
     Ok(own_drafts::with_heads(spec, |head| own_drafts::need_norm(head)))

@@ -36,14 +36,15 @@ pub(super) fn describe_nomic(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
 pub(super) fn describe_nomic_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let every = hp.u32("moe_every_n_layers")?.unwrap_or(0) as usize;
     build(hp, Rotation::Model, |il, attention| {
-        let ffn = match every > 0 && il % every == 1 {
-            true => BlockKind::Moe(MoeSpec {
+        let ffn = if every > 0 && il % every == 1 {
+            BlockKind::Moe(MoeSpec {
                 activation: Activation::Gelu,
                 norm_weights: false,
                 weights_scale: hp.expert_weights_scale()?,
                 ..experts::read(hp, il, |_| decoder::n_ff(hp, il).unwrap_or(0))?
-            }),
-            false => decoder::dense(hp, il, Activation::Gelu)?,
+            })
+        } else {
+            decoder::dense(hp, il, Activation::Gelu)?
         };
         Ok((attention, ffn))
     })
@@ -59,10 +60,8 @@ pub(super) fn describe_jina_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
         let qk_norm = has("attn_q_norm").then_some(norm);
         let n_ff = decoder::n_ff(hp, il)?;
         let fused = hp.rows_of(&format!("blk.{il}.ffn_up.weight")) == Some(2 * n_ff);
-        let activation = match has("ffn_gate") || fused {
-            true => Activation::GeGlu,
-            false => Activation::Gelu,
-        };
+        let activation =
+            if has("ffn_gate") || fused { Activation::GeGlu } else { Activation::Gelu };
         let ffn = MlpSpec { fused, ..MlpSpec::new(n_ff, activation) };
         let attention = AttentionSpec { alibi: Some(Alibi::USUAL), qk_norm, ..attention };
         Ok((attention, BlockKind::Mlp(ffn)))

@@ -24,12 +24,11 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let attention =
             AttentionSpec { qk_norm, output_bias: false, ..decoder::attention(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
-        Ok(match norms_outputs {
-            true => {
-                let after = [ATTN_NORM, FFN_NORM];
-                decoder::layer_with_post_norms(eps, [None; 2], attention, ffn, after)
-            }
-            false => decoder::layer(eps, attention, FFN_NORM, ffn),
+        Ok(if norms_outputs {
+            let after = [ATTN_NORM, FFN_NORM];
+            decoder::layer_with_post_norms(eps, [None; 2], attention, ffn, after)
+        } else {
+            decoder::layer(eps, attention, FFN_NORM, ffn)
         })
     };
     let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Norm)?, layer)?;

@@ -64,16 +64,17 @@ pub(super) fn describe_2_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
             rotation: if rotates { Rotation::Model } else { Rotation::None },
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
-        match il < n_dense {
-            true => dense(hp, eps, il, attention),
-            false => Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?))),
+        if il < n_dense {
+            dense(hp, eps, il, attention)
+        } else {
+            Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?)))
         }
     };
     let spec = around(hp, decoder::model(hp, eps, rope, build)?)?;
     let skeleton = Skeleton { norm, ..spec.skeleton.clone() };
     let spec = ModelSpec { skeleton, ..spec };
     // The block rotates and has experts in any case.
-    Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+    Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, |il| {
         let attention = windows.apply(il, decoder::attention(hp, il)?);
         Ok(layer(eps, attention, BlockKind::Moe(moe(hp, il)?)))
     }))

@@ -19,14 +19,15 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let n_dense = decoder::n_dense(hp)?;
     let layer = |il: usize| {
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(MoeSpec {
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(MoeSpec {
                 router: Router::Softmax,
                 norm_weights: false,
                 selection_bias: false,
                 ..deepseek_experts(hp, il, Router::Softmax, None)?
-            }),
+            })
         };
         Ok(decoder::layer(eps, decoder::attention(hp, il)?, FFN_NORM, ffn))
     };
@@ -38,12 +39,11 @@ pub(super) fn describe_ocr(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let n_dense = decoder::n_dense(hp)?;
     let layer = |il: usize| {
         let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => {
-                let router = hp.expert_router()?.unwrap_or(Router::Softmax);
-                BlockKind::Moe(shared_and_routed(hp, il, router)?)
-            }
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            let router = hp.expert_router()?.unwrap_or(Router::Softmax);
+            BlockKind::Moe(shared_and_routed(hp, il, router)?)
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
@@ -56,9 +56,10 @@ pub(super) fn describe_dots1(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     let layer = |il: usize| {
         let qk_norm = Some(QkNorm::heads(eps));
         let attention = AttentionSpec { qk_norm, ..decoder::attention(hp, il)? };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(deepseek_experts(hp, il, Router::Softmax, None)?),
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(deepseek_experts(hp, il, Router::Softmax, None)?)
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

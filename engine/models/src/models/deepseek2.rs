@@ -46,7 +46,7 @@ pub(super) fn describe_with(
         let attention =
             MlaSpec { scale, rotation: Rotation::Model, temperature, chosen, ..attention };
         let attention = BlockKind::Mla(attention);
-        let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, (n_vocab, router))? };
+        let ffn = if il < n_dense { dense(hp, il)? } else { moe(hp, il, n_vocab, router)? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         let blocks = vec![block("attn_norm.weight", attention), block("ffn_norm.weight", ffn)];
         Ok::<_, ModelError>(LayerSpec { blocks })
@@ -57,7 +57,7 @@ pub(super) fn describe_with(
     if !drafts {
         return Ok(spec);
     }
-    Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer))
+    Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, layer))
 }
 
 /// `attention.temperature_scale` over steps of `attention.temperature_length` positions.
@@ -108,7 +108,8 @@ pub(super) fn dense(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError
 fn moe(
     hp: &Hparams<'_>,
     il: usize,
-    (n_vocab, router): (usize, Router),
+    n_vocab: usize,
+    router: Router,
 ) -> Result<BlockKind, ModelError> {
     let glm_flash = GLM_FLASH.0.contains(&hp.n_layer()) && n_vocab == GLM_FLASH.1;
     let default = if glm_flash { Router::Sigmoid } else { router };

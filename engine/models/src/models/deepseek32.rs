@@ -26,9 +26,12 @@ const SHARES_FROM: u32 = 1 << 20;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let sizes = Sizes::read(hp)?;
-    let chosen = |il, mla: &MlaSpec| match il < hp.n_layer() {
-        true => sizes.own(hp, (il, mla), Rotation::Local, false).map(Some),
-        false => Ok(None),
+    let chosen = |il, mla: &MlaSpec| {
+        if il < hp.n_layer() {
+            sizes.own(hp, il, mla, Rotation::Local, false).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let spec = drafting_without(deepseek2::describe_with(hp, Router::Softmax, chosen)?);
     let neox = |rope: &RopeSpec| RopeSpec { layout: RopeLayout::Neox, ..rope.clone() };
@@ -42,12 +45,11 @@ pub(super) fn describe_glm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let shared = has_index.contains(&false);
     let chosen = |il: usize, mla: &MlaSpec| {
         let Some(has_index) = has_index.get(il) else { return Ok(None) };
-        Ok(Some(match has_index {
-            true => sizes.own(hp, (il, mla), Rotation::Model, shared)?,
-            false => {
-                let sizes = PoolSizes::single(sizes.per_row);
-                ChosenSpec { sizes, by: ChosenBy::Before, place: 0 }
-            }
+        Ok(Some(if *has_index {
+            sizes.own(hp, il, mla, Rotation::Model, shared)?
+        } else {
+            let sizes = PoolSizes::single(sizes.per_row);
+            ChosenSpec { sizes, by: ChosenBy::Before, place: 0 }
         }))
     };
     let spec = drafting_without(deepseek2::describe_with(hp, Router::Sigmoid, chosen)?);
@@ -93,7 +95,8 @@ impl Sizes {
     pub(super) fn own(
         &self,
         hp: &Hparams<'_>,
-        (il, mla): (usize, &MlaSpec),
+        il: usize,
+        mla: &MlaSpec,
         rotation: Rotation,
         shared: bool,
     ) -> Result<ChosenSpec, ModelError> {

@@ -46,7 +46,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let reads = DraftInput::Streams(streams.n);
     let skeleton = Skeleton { residual: Residual::Hyper(streams), ..Skeleton::default() };
     let spec = ModelSpec { rope, local_rope, skeleton, ..model::usual(hp, layers, eps)? };
-    Ok(with_blocks(hp, spec, (DraftBlocks::One, reads), |il| {
+    Ok(with_blocks(hp, spec, DraftBlocks::One, reads, |il| {
         layer(il, CompressedSpec { spare: SPARE_KEYS, ..attention.of(hp, il)? })
     }))
 }

@@ -25,7 +25,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     for il in 0..hp.n_layer() {
         let ffn = if il < n_dense { deepseek2::dense(hp, il)? } else { moe(hp, il)? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        let attention = attention(hp, il, (&sizes, &windows), eps)?;
+        let attention = attention(hp, il, &sizes, &windows, eps)?;
         layers.push(LayerSpec {
             blocks: vec![
                 block("attn_norm.weight", BlockKind::Mla(attention)),
@@ -40,13 +40,14 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 fn attention(
     hp: &Hparams<'_>,
     il: usize,
-    (sizes, windows): (&Sizes, &Windows),
+    sizes: &Sizes,
+    windows: &Windows,
     eps: f32,
 ) -> Result<MlaSpec, ModelError> {
     let (rotation, gate) = (Rotation::Model, Some(MlaGate::EachHead));
     let whole = MlaSpec { gate, rotation, pe_norm: true, ..mla::read(hp, il, eps)? };
     let Some(window) = windows.window_of(il) else {
-        let chosen = Some(chosen(hp, (il, &whole), sizes)?);
+        let chosen = Some(chosen(hp, il, &whole, sizes)?);
         return Ok(MlaSpec { chosen, ..whole });
     };
     let size = |key| match hp.need_u32(key)? {
@@ -74,10 +75,11 @@ fn attention(
 /// The positions of a layer without a window. The pairs of an index are in halves, those of heads are not.
 fn chosen(
     hp: &Hparams<'_>,
-    (il, mla): (usize, &MlaSpec),
+    il: usize,
+    mla: &MlaSpec,
     sizes: &Sizes,
 ) -> Result<ChosenSpec, ModelError> {
-    let own = sizes.own(hp, (il, mla), Rotation::Model, false)?;
+    let own = sizes.own(hp, il, mla, Rotation::Model, false)?;
     let by = match own.by {
         ChosenBy::Index(index) => ChosenBy::Index(IndexSpec { halves: true, ..index }),
         ChosenBy::Before => ChosenBy::Before,

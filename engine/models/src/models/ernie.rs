@@ -31,9 +31,10 @@ pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         return Err(hp.bad("interleave_moe_layer_step", "must be positive"));
     }
     build(hp, decoder::rope(hp, RopeLayout::Norm)?, |il| {
-        match il >= n_dense && (il + 1).is_multiple_of(step) {
-            true => moe(hp, il).map(Some),
-            false => Ok(None),
+        if il >= n_dense && (il + 1).is_multiple_of(step) {
+            moe(hp, il).map(Some)
+        } else {
+            Ok(None)
         }
     })
 }

@@ -22,9 +22,10 @@ const WINDOW: u32 = 4096;
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let rope = decoder::rope_with_factors(hp, RopeLayout::Neox)?;
-    let window = match hp.n_layer() == WINDOWED {
-        true => Some(hp.u32("attention.sliding_window")?.unwrap_or(WINDOW)),
-        false => None,
+    let window = if hp.n_layer() == WINDOWED {
+        Some(hp.u32("attention.sliding_window")?.unwrap_or(WINDOW))
+    } else {
+        None
     };
     let windows = Windows::read(hp, window, 4, &rope, rope.clone())?;
     windows.one_base(hp)?;
@@ -59,9 +60,10 @@ pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(experts_beside_one(hp, il, Router::Softmax)?),
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(experts_beside_one(hp, il, Router::Softmax)?)
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

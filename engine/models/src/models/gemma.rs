@@ -61,9 +61,10 @@ pub(super) fn describe_gemma3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
 
 fn attention(hp: &Hparams<'_>, il: usize, n_layer_27b: usize) -> Result<AttentionSpec, ModelError> {
     let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
-    let scale = match hp.n_layer() == n_layer_27b {
-        true => 1.0 / ((hp.n_embd() / attention.n_head) as f32).sqrt(),
-        false => attention.scale,
+    let scale = if hp.n_layer() == n_layer_27b {
+        1.0 / ((hp.n_embd() / attention.n_head) as f32).sqrt()
+    } else {
+        attention.scale
     };
     Ok(AttentionSpec { scale, ..attention })
 }

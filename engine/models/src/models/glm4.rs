@@ -40,9 +40,10 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
             output_bias: false,
             ..decoder::attention(hp, il)?
         };
-        let ffn = match il < n_dense {
-            true => decoder::dense(hp, il, Activation::SwiGlu)?,
-            false => BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, None)?),
+        let ffn = if il < n_dense {
+            decoder::dense(hp, il, Activation::SwiGlu)?
+        } else {
+            BlockKind::Moe(deepseek_experts(hp, il, Router::Sigmoid, None)?)
         };
         Ok(decoder::layer(eps, attention, POST_ATTENTION_NORM, ffn))
     };
@@ -50,7 +51,7 @@ pub(super) fn describe_glm4moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
     match &spec.rope {
         // Blocks of files for pictures are not known to rotate as the layers do.
         Some(rope) if !rope.still.is_empty() => Ok(spec),
-        _ => Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer)),
+        _ => Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, layer)),
     }
 }
 

@@ -33,9 +33,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let n_dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let mut layers = Vec::with_capacity(hp.n_layer());
     for il in 0..hp.n_layer() {
-        let mixer = match is_latent[il] {
-            true => BlockKind::Mla(latent_attention(hp, il, eps, &indexes)?),
-            false => BlockKind::Kda(kda(hp, n_head[il], eps)?),
+        let mixer = if is_latent[il] {
+            BlockKind::Mla(latent_attention(hp, il, eps, &indexes)?)
+        } else {
+            BlockKind::Kda(kda(hp, n_head[il], eps)?)
         };
         let ffn = if il < n_dense { dense(hp, il, &limits)? } else { moe(hp, il, &limits)? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
@@ -115,7 +116,7 @@ impl Indexes {
         if !self.has[il] {
             return Ok(ChosenSpec { sizes, by: ChosenBy::Before, place });
         }
-        let own = self.of.own(hp, (il, mla), Rotation::None, self.shared)?;
+        let own = self.of.own(hp, il, mla, Rotation::None, self.shared)?;
         let by = match own.by {
             ChosenBy::Index(index) => ChosenBy::Index(IndexSpec { eps, ..index }),
             ChosenBy::Before => ChosenBy::Before,

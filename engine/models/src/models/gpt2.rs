@@ -34,10 +34,8 @@ pub(super) fn describe_mpt(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     }
     let alibi = alibi(hp)?;
     let clamp = hp.f32("attention.clamp_kqv")?.filter(|&bound| bound > 0.0);
-    let norm = match hp.has_tensor("output_norm.bias") {
-        true => NormKind::Layer,
-        false => NormKind::LayerUnbiased,
-    };
+    let norm =
+        if hp.has_tensor("output_norm.bias") { NormKind::Layer } else { NormKind::LayerUnbiased };
     let learned_positions = hp.has_tensor(POSITION_EMBD);
     let skeleton = Skeleton { norm, learned_positions, ..Skeleton::default() };
     build(hp, skeleton, Activation::Gelu, |attention| AttentionSpec { alibi, clamp, ..attention })

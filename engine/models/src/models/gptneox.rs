@@ -36,9 +36,10 @@ pub(super) fn describe_phi2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn describe_falcon(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, |il, _| {
         let attention = AttentionSpec { output_bias: false, ..decoder::attention(hp, il)? };
-        let (norm, reads) = match hp.has_tensor(&format!("blk.{il}.{ATTN_NORM_2}")) {
-            true => (ATTN_NORM_2, Reads::LayerInput),
-            false => (ATTN_NORM, Reads::AsBefore),
+        let (norm, reads) = if hp.has_tensor(&format!("blk.{il}.{ATTN_NORM_2}")) {
+            (ATTN_NORM_2, Reads::LayerInput)
+        } else {
+            (ATTN_NORM, Reads::AsBefore)
         };
         Ok((attention, norm, ATTN_NORM, reads, decoder::dense(hp, il, Activation::Gelu)?))
     })
@@ -52,10 +53,8 @@ pub(super) fn describe_stablelm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelErro
         let attention =
             AttentionSpec { qk_norm, output_bias: false, ..decoder::attention(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
-        let (norm, reads) = match has(FFN_NORM) {
-            true => (FFN_NORM, Reads::Stream),
-            false => (ATTN_NORM, Reads::AsBefore),
-        };
+        let (norm, reads) =
+            if has(FFN_NORM) { (FFN_NORM, Reads::Stream) } else { (ATTN_NORM, Reads::AsBefore) };
         Ok((attention, ATTN_NORM, norm, reads, ffn))
     })
 }

@@ -28,9 +28,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let softcap = Some(number("attn_logit_softcapping", SOFTCAP)?);
     let layer = |il: usize| {
         let attention = AttentionSpec { scale, softcap, ..decoder::attention(hp, il)? };
-        let after = match hp.has_tensor(&format!("blk.{il}.{LAYER_OUT_NORM}")) {
-            true => LAYER_OUT_NORM,
-            false => POST_FFN_NORM,
+        let after = if hp.has_tensor(&format!("blk.{il}.{LAYER_OUT_NORM}")) {
+            LAYER_OUT_NORM
+        } else {
+            POST_FFN_NORM
         };
         let before = [Some(ATTN_NORM), Some(FFN_NORM)];
         let (ffn, after) = (BlockKind::Moe(moe(hp, il)?), [ATTENTION_OUT_NORM, after]);

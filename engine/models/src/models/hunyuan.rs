@@ -65,7 +65,7 @@ pub(super) fn describe_v3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
     let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)?;
-    Ok(with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Normed), layer))
+    Ok(with_blocks(hp, spec, DraftBlocks::Several, DraftInput::Normed, layer))
 }
 
 pub(super) fn describe_moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

@@ -100,7 +100,7 @@ impl Indexes {
             let (sizes, by) = (PoolSizes::single(sizes.per_row), ChosenBy::Before);
             return Ok(ChosenSpec { sizes, by, place: *place });
         }
-        let own = sizes.own(hp, (il, mla), Rotation::Model, self.shares())?;
+        let own = sizes.own(hp, il, mla, Rotation::Model, self.shares())?;
         let by = match own.by {
             ChosenBy::Index(index) => {
                 ChosenBy::Index(IndexSpec { rotates_last: true, eps: *eps, ..index })

@@ -32,10 +32,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             0 => BlockKind::Kda(kda(hp, n_head[il], eps)?),
             _ => BlockKind::Mla(latent_attention(hp, il, eps)?),
         };
-        let ffn = match il < n_dense {
-            true => dense(hp, il, activation)?,
-            false => moe(hp, il, activation, eps)?,
-        };
+        let ffn =
+            if il < n_dense { dense(hp, il, activation)? } else { moe(hp, il, activation, eps)? };
         let block = |norm, kind| BlockSpec::new(norm, eps, kind);
         layers.push(LayerSpec {
             blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],

@@ -45,9 +45,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             temperature: (chunked && !rotates).then_some(TEMPERATURE),
             ..attention
         };
-        let ffn = match step > 0 && (il + 1).is_multiple_of(step) {
-            true => BlockKind::Moe(moe(hp, il)?),
-            false => decoder::dense(hp, il, Activation::SwiGlu)?,
+        let ffn = if step > 0 && (il + 1).is_multiple_of(step) {
+            BlockKind::Moe(moe(hp, il)?)
+        } else {
+            decoder::dense(hp, il, Activation::SwiGlu)?
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

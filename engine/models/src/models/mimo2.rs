@@ -30,7 +30,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         Ok(layer)
     };
     let spec = decoder::model(hp, eps, rope, layer)?;
-    let spec = with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Stream), layer);
+    let spec = with_blocks(hp, spec, DraftBlocks::Several, DraftInput::Stream, layer);
     Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
 }
 

@@ -20,9 +20,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let recurrent = qwen_next::recurrent_layers(hp, DEFAULT_INTERVAL)?;
     let n_layer = hp.n_layer();
     let layer = |il: usize| {
-        let mixer = match recurrent[il] {
-            true => BlockKind::Lightning(lightning(hp, (il, n_layer), eps)?),
-            false => BlockKind::Attention(decoder::attention(hp, il)?),
+        let mixer = if recurrent[il] {
+            BlockKind::Lightning(lightning(hp, il, n_layer, eps)?)
+        } else {
+            BlockKind::Attention(decoder::attention(hp, il)?)
         };
         let block = |norm, kind| BlockSpec {
             goes_on_from_norm: Some(scale),
@@ -36,7 +37,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 
 fn lightning(
     hp: &Hparams<'_>,
-    (il, n_layer): (usize, usize),
+    il: usize,
+    n_layer: usize,
     eps: f32,
 ) -> Result<LightningSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?[il];

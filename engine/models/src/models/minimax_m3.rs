@@ -33,9 +33,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             index: (!is_dense).then_some(index),
             ..attention
         };
-        let ffn = match is_dense {
-            true => decoder::dense(hp, il, ACTIVATION)?,
-            false => BlockKind::Moe(experts(hp, il)?),
+        let ffn = if is_dense {
+            decoder::dense(hp, il, ACTIVATION)?
+        } else {
+            BlockKind::Moe(experts(hp, il)?)
         };
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

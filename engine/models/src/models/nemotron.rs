@@ -47,7 +47,7 @@ fn with_drafts(hp: &Hparams<'_>, spec: ModelSpec, n_ff: &[usize], eps: f32) -> M
         let ffn = block("post_attention_norm.weight", ffn(hp, il, n_ff[il])?);
         Ok(LayerSpec { blocks: vec![block("attn_norm.weight", attention), ffn] })
     };
-    let spec = with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), layer);
+    let spec = with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, layer);
     own_drafts::with_heads(spec, |head| {
         let eps = hp.need_f32("attention.layer_norm_epsilon")?;
         head.own_norm = Some((NormKind::LayerUnbiased, eps));

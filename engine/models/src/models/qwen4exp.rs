@@ -44,9 +44,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             }
             blocks.push(BlockSpec::bare(BlockKind::Ngram(ngram.clone())));
         }
-        blocks.push(BlockSpec::bare(match recurrent {
-            true => BlockKind::DeltaNet(delta_net.clone()),
-            false => BlockKind::Attention(attention(hp, il, &rope, eps)?),
+        blocks.push(BlockSpec::bare(if recurrent {
+            BlockKind::DeltaNet(delta_net.clone())
+        } else {
+            BlockKind::Attention(attention(hp, il, &rope, eps)?)
         }));
         blocks.push(BlockSpec::bare(qwen_next::experts_ffn(hp, il)?));
         layers.push(LayerSpec { blocks });

@@ -81,7 +81,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
     let spec = ModelSpec { rope, ..model::usual(hp, layers, eps)? };
     // The block has full attention, whatever the layers before it have. Without a rotation there is nothing that it shares.
     match spec.rope {
-        Some(_) => Ok(with_blocks(hp, spec, (DraftBlocks::One, DraftInput::Normed), |il| {
+        Some(_) => Ok(with_blocks(hp, spec, DraftBlocks::One, DraftInput::Normed, |il| {
             layer(il, BlockKind::Attention(attention(il)?))
         })),
         None => Ok(spec),

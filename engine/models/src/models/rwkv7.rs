@@ -61,10 +61,7 @@ fn time_mix(hp: &Hparams<'_>, il: usize) -> Result<TimeMixSpec, ModelError> {
         decay_rank: rank("attention.decay_lora_rank")?,
         rate_rank: rank("attention.iclr_lora_rank")?,
         value_rank: rank("attention.value_residual_mix_lora_rank")?,
-        gate_rank: match always || has("g1") {
-            true => Some(rank("attention.gate_lora_rank")?),
-            false => None,
-        },
+        gate_rank: if always || has("g1") { Some(rank("attention.gate_lora_rank")?) } else { None },
         norm: always || has("ln"),
     })
 }
@@ -84,8 +81,9 @@ pub(super) fn head_dim(hp: &Hparams<'_>) -> Result<usize, ModelError> {
 
 /// Checks how many blocks of a layer shift tokens.
 pub(super) fn check_shifts(hp: &Hparams<'_>, n: u32) -> Result<(), ModelError> {
-    match hp.u32("token_shift_count")?.unwrap_or(2) == n {
-        true => Ok(()),
-        false => Err(hp.bad("token_shift_count", &format!("must be {n}"))),
+    if hp.u32("token_shift_count")?.unwrap_or(2) == n {
+        Ok(())
+    } else {
+        Err(hp.bad("token_shift_count", &format!("must be {n}")))
     }
 }

@@ -23,10 +23,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn describe_smollm3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let layer = |il: usize| {
-        let rotation = match (il + 1).is_multiple_of(SMOLLM3_PERIOD) {
-            true => Rotation::None,
-            false => Rotation::Model,
-        };
+        let rotation =
+            if (il + 1).is_multiple_of(SMOLLM3_PERIOD) { Rotation::None } else { Rotation::Model };
         let attention = AttentionSpec { rotation, ..decoder::attention(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))

@@ -53,15 +53,16 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };
     let spec = decoder::model(hp, eps, rope, layer)?;
-    let spec = with_blocks(hp, spec, (DraftBlocks::Several, DraftInput::Stream), layer);
+    let spec = with_blocks(hp, spec, DraftBlocks::Several, DraftInput::Stream, layer);
     Ok(ModelSpec { local_rope: windows.local_rope, ..spec })
 }
 
 /// Half of what layers with windows rotate.
 fn half(hp: &Hparams<'_>, n_rot: usize) -> Result<usize, ModelError> {
-    match (n_rot / 2).is_multiple_of(2) {
-        true => Ok(n_rot / 2),
-        false => Err(hp.bad("rope.dimension_count", "must be a multiple of 4 for step35")),
+    if (n_rot / 2).is_multiple_of(2) {
+        Ok(n_rot / 2)
+    } else {
+        Err(hp.bad("rope.dimension_count", "must be a multiple of 4 for step35"))
     }
 }
 

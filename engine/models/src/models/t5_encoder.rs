@@ -25,9 +25,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             buckets: Some(Buckets { tensor: tensor(if own { il } else { 0 }), n: n_buckets }),
             ..encoder::attention(hp, il, Rotation::None)?
         };
-        let activation = match hp.has_tensor(&format!("enc.blk.{il}.ffn_gate.weight")) {
-            true => Activation::GeGlu,
-            false => Activation::Relu,
+        let activation = if hp.has_tensor(&format!("enc.blk.{il}.ffn_gate.weight")) {
+            Activation::GeGlu
+        } else {
+            Activation::Relu
         };
         let attention = BlockSpec::new(ATTN_NORM, eps, BlockKind::Attention(attention));
         let ffn = BlockSpec::new(FFN_NORM, eps, decoder::dense(hp, il, activation)?);

@@ -145,9 +145,10 @@ fn check_tensor(model: &Gguf, name: &str, adapter: usize) -> Result<(), String> 
         return Err("lacks its other half (.lora_a, .lora_b): fetch the adapter again".into());
     };
     // The rows of the embedding are looked up in `a`, which is as long as the vocabulary.
-    let wanted = match base == TOKEN_EMBD {
-        true => (a.ne[1] == own.ne[1], b.ne[1] == own.ne[0], a.ne[0] == b.ne[0]),
-        false => (a.ne[0] == own.ne[0], b.ne[1] == own.ne[1], a.ne[1] == b.ne[0]),
+    let wanted = if base == TOKEN_EMBD {
+        (a.ne[1] == own.ne[1], b.ne[1] == own.ne[0], a.ne[0] == b.ne[0])
+    } else {
+        (a.ne[0] == own.ne[0], b.ne[1] == own.ne[1], a.ne[1] == b.ne[0])
     };
     let matrices = |tensor: &TensorInfo| [tensor.ne[2], tensor.ne[3]];
     let rank = b.ne[0];

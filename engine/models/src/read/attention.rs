@@ -15,7 +15,7 @@ pub(crate) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
         ));
     }
     let (head_dim_k, head_dim_v) = hp.head_dims(n_head)?;
-    Ok(AttentionSpec::plain([n_head, n_kv_head], [head_dim_k, head_dim_v]))
+    Ok(AttentionSpec::plain(n_head, n_kv_head, [head_dim_k, head_dim_v]))
 }
 
 impl Hparams<'_> {

@@ -187,9 +187,10 @@ pub(crate) fn experts_or_dense(
     il: usize,
     experts: impl FnOnce() -> Result<MoeSpec, ModelError>,
 ) -> Result<BlockKind, ModelError> {
-    match hp.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight")) {
-        true => Ok(BlockKind::Moe(experts()?)),
-        false => dense(hp, il, Activation::SwiGlu),
+    if hp.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight")) {
+        Ok(BlockKind::Moe(experts()?))
+    } else {
+        dense(hp, il, Activation::SwiGlu)
     }
 }
 

@@ -42,9 +42,10 @@ pub(crate) fn read_any(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec,
         let problem = format!("is {n_pe} of a head's {key}; both of its parts must be there");
         return Err(hp.bad(N_PE, &problem));
     }
-    let q_rank = match hp.has_tensor(&format!("blk.{il}.attn_q_a.weight")) {
-        true => Some(hp.need_u32("attention.q_lora_rank")? as usize).filter(|&rank| rank > 0),
-        false => None,
+    let q_rank = if hp.has_tensor(&format!("blk.{il}.attn_q_a.weight")) {
+        Some(hp.need_u32("attention.q_lora_rank")? as usize).filter(|&rank| rank > 0)
+    } else {
+        None
     };
     Ok(MlaSpec {
         n_head,

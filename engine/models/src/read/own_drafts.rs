@@ -23,7 +23,8 @@ pub(crate) enum DraftBlocks {
 pub(crate) fn with_blocks(
     hp: &Hparams<'_>,
     spec: ModelSpec,
-    (blocks, reads): (DraftBlocks, DraftInput),
+    blocks: DraftBlocks,
+    reads: DraftInput,
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> ModelSpec {
     let all = hp.n_layer()..hp.n_layer() + hp.n_drafting();

@@ -64,7 +64,7 @@ impl<P: Place> Wkv6<'_, P> {
         let Wkv6Rows { r, w, k, v, own } = &self.rows;
         assert!([r, w, k, v].iter().all(|x| P::len(x) == n_out), "wkv6: lengths");
         assert!(own.as_ref().is_none_or(|own| P::len(own) == width), "wkv6: one row of own");
-        check_heads("wkv6", (width, d), self.parts, P::len_mut(&self.states), n_out)
+        check_heads("wkv6", width, d, self.parts, P::len_mut(&self.states), n_out)
     }
 }
 
@@ -72,7 +72,8 @@ impl<P: Place> Wkv6<'_, P> {
 #[inline]
 pub(super) fn check_heads(
     op: &str,
-    (width, d): (usize, usize),
+    width: usize,
+    d: usize,
     parts: &[ScanPart],
     n_states: usize,
     n_out: usize,

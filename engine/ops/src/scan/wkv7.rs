@@ -120,8 +120,8 @@ impl<P: Place> Wkv7<'_, P> {
         let n_out = P::len_mut(&self.out);
         let Wkv7Rows { r, w, k, v, kappa, kappa_a } = &self.rows;
         assert!([r, w, k, v, kappa, kappa_a].iter().all(|x| P::len(x) == n_out), "wkv7: lengths");
-        let heads = (self.n_heads * self.d, self.d);
-        check_heads("wkv7", heads, self.parts, P::len_mut(&self.states), n_out)
+        let (width, n_states) = (self.n_heads * self.d, P::len_mut(&self.states));
+        check_heads("wkv7", width, self.d, self.parts, n_states, n_out)
     }
 }
 

@@ -33,7 +33,8 @@ impl BlockIndex {
     pub(super) fn load(
         spec: BlockIndexSpec,
         stem: &str,
-        [n_kv_head, n_embd]: [usize; 2],
+        n_kv_head: usize,
+        n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.indexer.{part}.weight");
@@ -76,7 +77,7 @@ impl BlockIndex {
         rope: Option<&RopeTable>,
         rows: &IndexRows,
     ) -> Option<Lists> {
-        let of = (cx.device, cx.parts, cx.sequences);
+        let of = cx.ubatch();
         let BlockIndexSpec { sizes, eps, scoring, .. } = self.spec;
         match scoring {
             BlockScoring::BestPosition => kv.choose_blocks(of, sizes, &rows.query),

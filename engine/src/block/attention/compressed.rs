@@ -64,8 +64,8 @@ impl Compressed {
         let group_width = n_head / n_group * head_dim;
         let maker = match spec.entries {
             Some(entries) => {
-                let at = (n_embd, spec.n_remembered() * head_dim);
-                Some(EntryMaker::load((spec, entries), stem, at, loader)?)
+                let start = spec.n_remembered() * head_dim;
+                Some(EntryMaker::load(spec, entries, stem, n_embd, start, loader)?)
             }
             None => None,
         };
@@ -109,7 +109,7 @@ impl Block for Compressed {
         let near = self.near_keys(cx, &rows.key, &mut recent);
         let mut heads = self.attend(cx, pages.as_deref(), &rows, &near);
         if let Some(table) = cx.rope_of(self.spec.rotation) {
-            rotate_last(cx, &mut heads, [self.spec.head_dim, self.spec.n_rot], table.backwards());
+            rotate_last(cx, &mut heads, self.spec.head_dim, self.spec.n_rot, table.backwards());
         }
         self.way_back(cx, &heads)
     }
@@ -139,8 +139,8 @@ impl Compressed {
         cx.device.rms_norm_inplace(&mut key, &self.key_norm, eps);
         let table = cx.rope_of(rotation);
         if let Some(table) = table {
-            rotate_last(cx, &mut q, [head_dim, n_rot], table);
-            rotate_last(cx, &mut key, [head_dim, n_rot], table);
+            rotate_last(cx, &mut q, head_dim, n_rot, table);
+            rotate_last(cx, &mut key, head_dim, n_rot, table);
         }
         let entries = maker.map(|maker| maker.finish(cx, of_maker, &narrow, table));
         Projected { q, key, entries }
@@ -174,7 +174,7 @@ impl Compressed {
             }
         }
         if ring.n > 0 {
-            recent.keep(cx.device, (&ring, 0), cx.parts, key);
+            recent.keep(cx.device, &ring, 0, cx.parts, key);
         }
         near
     }

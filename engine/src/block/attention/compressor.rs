@@ -57,6 +57,19 @@ pub(super) struct Recent<'a> {
     pub(super) of_slot: usize,
 }
 
+/// The sizes of a compressor.
+#[derive(Clone, Copy)]
+pub(super) struct CompressorShape {
+    pub(super) spec: EntriesSpec,
+    /// Of an entry.
+    pub(super) width: usize,
+    /// Of the entries' norm.
+    pub(super) eps: f32,
+    pub(super) n_embd: usize,
+    /// Where what a sequence remembers for it begins.
+    pub(super) start: usize,
+}
+
 impl Ring {
     /// Behind the last row.
     pub(super) fn end(&self) -> usize {
@@ -74,7 +87,8 @@ impl Recent<'_> {
     pub(super) fn keep(
         &mut self,
         device: &Device,
-        (ring, first): (&Ring, usize),
+        ring: &Ring,
+        first: usize,
         parts: &[PartRows],
         rows: &Rows,
     ) {
@@ -101,14 +115,13 @@ pub(super) fn completed(part: &PartRows, every: usize) -> Range<usize> {
 }
 
 impl Compressor {
-    /// Loads `<stem>_kv`, `<stem>_gate`, `<stem>_ape` and `<stem>_norm` of entries `width` wide. What a sequence remembers
-    /// for it begins at `start`.
+    /// Loads `<stem>_kv`, `<stem>_gate`, `<stem>_ape` and `<stem>_norm`.
     pub(super) fn load(
-        (spec, width, eps): (EntriesSpec, usize, f32),
         stem: &str,
-        (n_embd, start): (usize, usize),
+        shape: CompressorShape,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
+        let CompressorShape { spec, width, eps, n_embd, start } = shape;
         let name = |part: &str| format!("{stem}_{part}.weight");
         let n_input = spec.input_width(width);
         Ok(Self {
@@ -190,7 +203,7 @@ impl Compressor {
     /// Remembers what the rows gave.
     pub(super) fn remember(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &mut Recent<'_>) {
         for (rows, first) in [(&inputs.values, 0), (&inputs.gates, self.gates.rows())] {
-            recent.keep(cx.device, (&self.recent, first), cx.parts, rows);
+            recent.keep(cx.device, &self.recent, first, cx.parts, rows);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What makes entries of positions, and where there is an index also its keys; and what chooses among them.
 
-use super::compressor::{Compressor, Inputs, Recent, completed};
+use super::compressor::{Compressor, CompressorShape, Inputs, Recent, completed};
 use crate::block::linear::Linear;
 use crate::block::{BlockCx, rotate_last};
 use crate::device::{Lists, Rows};
@@ -48,25 +48,27 @@ impl EntryMaker {
     /// Loads `<stem>.attn_compressor`; with an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`. What a
     /// sequence remembers for it begins at `start`.
     pub(super) fn load(
-        (block, spec): (&CompressedSpec, EntriesSpec),
+        block: &CompressedSpec,
+        spec: EntriesSpec,
         stem: &str,
-        (n_embd, start): (usize, usize),
+        n_embd: usize,
+        start: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let of = |width| (spec, width, block.eps);
-        let name = format!("{stem}.attn_compressor");
-        let keys = Compressor::load(of(block.head_dim), &name, (n_embd, start), loader)?;
+        let (width, eps) = (block.head_dim, block.eps);
+        let shape = CompressorShape { spec, width, eps, n_embd, start };
+        let keys = Compressor::load(&format!("{stem}.attn_compressor"), shape, loader)?;
         let index = match spec.index {
             Some(index) => {
                 let name = |part: &str| format!("{stem}.indexer.{part}.weight");
                 loader.check_index(index.n_head)?;
                 let wide = index.n_head * index.head_dim;
                 let stem = format!("{stem}.indexer_compressor");
-                let at = (n_embd, keys.end());
+                let shape = CompressorShape { width: index.head_dim, start: keys.end(), ..shape };
                 Some(Index {
                     query: Linear::matrix(loader, &name("attn_q_b"), wide, block.q_rank)?,
                     weights: Linear::matrix(loader, &name("proj"), index.n_head, n_embd)?,
-                    keys: Compressor::load(of(index.head_dim), &stem, at, loader)?,
+                    keys: Compressor::load(&stem, shape, loader)?,
                     spec: index,
                 })
             }
@@ -102,7 +104,7 @@ impl EntryMaker {
             cx.device.scale(&mut weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
             let mut query = index.query.forward(cx, narrow);
             if let Some(table) = table {
-                rotate_last(cx, &mut query, [head_dim, self.n_rot], table);
+                rotate_last(cx, &mut query, head_dim, self.n_rot, table);
             }
             let inputs = index.keys.finish(cx, index_values, index_gates);
             IndexRows { query, weights, inputs }
@@ -135,9 +137,9 @@ impl EntryMaker {
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {
             let table = rope.at(cx.device.host(), &positions);
-            rotate_last(cx, &mut keys, [width, self.n_rot], &table);
+            rotate_last(cx, &mut keys, width, self.n_rot, &table);
             if let Some(of_index) = &mut of_index {
-                rotate_last(cx, of_index, [index_dim, self.n_rot], &table);
+                rotate_last(cx, of_index, index_dim, self.n_rot, &table);
             }
         }
         let new = |part| {

@@ -60,9 +60,10 @@ impl Attention {
         let back = if loader.has(&name("o.weight")) { "o" } else { "output" };
         let mut output = Linear::load(loader, &name(back), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        let sinks = match spec.sinks {
-            true => Some(loader.vector(&name("sinks.weight"), spec.n_head)?),
-            false => None,
+        let sinks = if spec.sinks {
+            Some(loader.vector(&name("sinks.weight"), spec.n_head)?)
+        } else {
+            None
         };
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
         let biases = match &spec.buckets {
@@ -71,8 +72,8 @@ impl Attention {
         };
         let index = match spec.index {
             Some(index) => {
-                let widths = [spec.n_kv_head, n_embd];
-                Some(Box::new(BlockIndex::load(index, stem, widths, loader)?))
+                let index = BlockIndex::load(index, stem, spec.n_kv_head, n_embd, loader)?;
+                Some(Box::new(index))
             }
             None => None,
         };
@@ -115,7 +116,7 @@ impl Block for Attention {
         let chosen =
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let how = self.how(chosen.as_ref());
-        kv.attend(cx.device, cx.parts, cx.sequences, how, &rows.q, &mut heads);
+        kv.attend(cx.ubatch(), how, &rows.q, &mut heads);
         if let (Some(by), Some(mut gate)) = (spec.gate, rows.gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
         }
@@ -180,7 +181,7 @@ impl Attention {
         if let (Some(index), Some(rows)) = (&self.index, &mut *of_index) {
             index.finish(cx, cx.rope_of(self.spec.rotation), rows);
         }
-        self.keep(cx, kv, [k, v], of_index.as_ref().map(|rows| &rows.key));
+        self.keep(cx, kv, k, v, of_index.as_ref().map(|rows| &rows.key));
         of_index.take()
     }
 
@@ -203,7 +204,7 @@ impl Attention {
                 blocks: lists.view(),
             }),
         };
-        (spec.scale, variant)
+        AttendHow { scale: spec.scale, variant }
     }
 
     /// Keeps the rows' keys and values in the cache, its own, which it may lend, or those that it borrows; and their keys
@@ -212,7 +213,8 @@ impl Attention {
         &self,
         cx: &mut BlockCx<'_>,
         kv: &mut KvCache,
-        [k, v]: [&Rows; 2],
+        k: &Rows,
+        v: &Rows,
         index: Option<&Rows>,
     ) {
         let (k, v) = match self.spec.kv {
@@ -231,7 +233,7 @@ impl Attention {
                 (&cx.beside[at], &cx.beside[at + 1])
             }
         };
-        kv.append(cx.device, cx.parts, cx.sequences, &KvRows { k, v: Some(v), index });
+        kv.append(cx.ubatch(), &KvRows { k, v: Some(v), index });
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.

@@ -31,6 +31,16 @@ pub(super) struct Index {
     pub(super) gates: Option<Gates>,
 }
 
+/// The widths of what an index reads.
+pub(super) struct IndexWidths {
+    /// Of the block's input.
+    pub(super) n_embd: usize,
+    /// Of what queries are made of.
+    pub(super) q_rank: usize,
+    /// Elements of a head that are rotated.
+    pub(super) n_pe: usize,
+}
+
 /// What weighs the keys of a pool's positions.
 pub(super) struct Gates {
     /// From the block's input, `[head_dim, n_embd]`.
@@ -41,13 +51,15 @@ pub(super) struct Gates {
 
 impl Index {
     /// Loads `<stem>.indexer.attn_q_b`, `attn_k`, `k_norm` with its bias, and `proj`; where it chooses pools, also
-    /// `<stem>.indexer_compressor_gate` and `indexer_compressor_ape`. `n_pe` elements of a head are rotated.
+    /// `<stem>.indexer_compressor_gate` and `indexer_compressor_ape`.
     pub(super) fn load(
-        (spec, chosen, n_pe): (IndexSpec, &ChosenSpec, usize),
+        spec: IndexSpec,
+        chosen: &ChosenSpec,
+        widths: IndexWidths,
         stem: &str,
-        [n_embd, q_rank]: [usize; 2],
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
+        let IndexWidths { n_embd, q_rank, n_pe } = widths;
         let name = |part: &str| format!("{stem}.indexer.{part}");
         let (n_head, dim) = (spec.n_head, spec.head_dim);
         loader.check_index(n_head)?;
@@ -98,7 +110,7 @@ impl Index {
     pub(super) fn pool_keys(&self, cx: &BlockCx<'_>, kv: &mut KvCache) {
         if let Some(gates) = &self.gates {
             let pooling = PoolingBy { positions: self.sizes.positions, bias: &gates.bias };
-            kv.pool_keys((cx.device, cx.parts, cx.sequences), pooling);
+            kv.pool_keys(cx.ubatch(), pooling);
         }
     }
 
@@ -114,7 +126,7 @@ impl Index {
     ) -> Rows {
         self.rotate(cx, q);
         let mut chosen = cx.scratch.take(weights.n_rows(), self.sizes.per_row);
-        kv.choose((cx.device, cx.parts, cx.sequences), self.sizes, (q, weights), &mut chosen);
+        kv.choose(cx.ubatch(), self.sizes, q, weights, &mut chosen);
         if self.spec.shared {
             cx.beside.truncate(self.place);
             cx.beside.push(cx.scratch.copy_of(&chosen));

@@ -12,14 +12,14 @@
 //! model rotates; in some models there are none. In some an [`Index`] chooses the positions that a row attends to; then a
 //! page has its keys too.
 
-use super::index::Index;
+use super::index::{Index, IndexWidths};
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx};
 use crate::device::{Rows, product};
 use crate::kernels::{HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, ModelError};
-use crate::state::{AttendVariant, BlockState, KvCache, KvRows};
+use crate::state::{AttendHow, AttendVariant, BlockState, ChosenPools, KvCache, KvRows};
 use crate::weights::WeightLoader;
 
 /// Weights of one MLA block.
@@ -94,12 +94,13 @@ impl Mla {
             },
         };
         let (rank, n) = (spec.kv_rank, spec.n_head);
-        let [k_b, v_b] = match loader.has(&name("kv_b")) {
-            true => split_kv_b(spec, &name("kv_b"), loader)?,
-            false => [
+        let [k_b, v_b] = if loader.has(&name("kv_b")) {
+            split_kv_b(spec, &name("kv_b"), loader)?
+        } else {
+            [
                 loader.experts(&name("k_b"), n, rank, spec.n_nope)?,
                 loader.experts(&name("v_b"), n, spec.head_dim_v, rank)?,
-            ],
+            ]
         };
         let gate_rows = spec.gate.map(|gate| match gate {
             MlaGate::EachValue => n * spec.head_dim_v,
@@ -111,8 +112,9 @@ impl Mla {
         };
         let index = match spec.chosen {
             Some(chosen @ ChosenSpec { by: ChosenBy::Index(index), .. }) => {
-                let widths = [n_embd, spec.q_rank.unwrap_or(n_embd)];
-                Some(Index::load((index, &chosen, spec.n_pe), stem, widths, loader)?)
+                let q_rank = spec.q_rank.unwrap_or(n_embd);
+                let widths = IndexWidths { n_embd, q_rank, n_pe: spec.n_pe };
+                Some(Index::load(index, &chosen, widths, stem, loader)?)
             }
             _ => None,
         };
@@ -124,13 +126,11 @@ impl Mla {
             k_b,
             v_b,
             gate,
-            sinks: match spec.sinks {
-                true => Some(loader.vector(&name("sinks"), n)?),
-                false => None,
-            },
-            pe_norm: match spec.pe_norm {
-                true => Some(loader.vector(&name("k_norm"), spec.n_pe)?),
-                false => None,
+            sinks: if spec.sinks { Some(loader.vector(&name("sinks"), n)?) } else { None },
+            pe_norm: if spec.pe_norm {
+                Some(loader.vector(&name("k_norm"), spec.n_pe)?)
+            } else {
+                None
             },
             output: Linear::matrix(loader, &name("output"), n_embd, n * spec.head_dim_v)?,
             spec: spec.clone(),
@@ -177,7 +177,8 @@ impl Block for Mla {
 
     fn remember(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) {
         let projected = cx.project_some(x, self.of_keys()).map(Option::unwrap_or_default);
-        self.remember_keys(cx, state.kv(), Keys::of(projected));
+        let [key, index, gates] = projected;
+        self.remember_keys(cx, state.kv(), Keys { key, index: [index, gates] });
     }
 }
 
@@ -210,7 +211,8 @@ impl Mla {
             let wide = cx.project_some(&q, [Some(b), index.map(|index| &index.query)]);
             [q, index_q] = wide.map(Option::unwrap_or_default);
         }
-        (Projected { q, gate, index: [index_q, weights] }, Keys::of([key, index_key, gates]))
+        let keys = Keys { key, index: [index_key, gates] };
+        (Projected { q, gate, index: [index_q, weights] }, keys)
     }
 
     /// Finishes the rows' keys, and keeps them.
@@ -222,7 +224,7 @@ impl Mla {
         }
         let index_rows = self.index.as_ref().map(|_| &index_key);
         let rows = KvRows { k: &key, v: None, index: index_rows };
-        kv.append(cx.device, cx.parts, cx.sequences, &rows);
+        kv.append(cx.ubatch(), &rows);
         if let Some(index) = &self.index {
             index.pool_keys(cx, kv);
         }
@@ -235,14 +237,13 @@ impl Mla {
         let mut latent = cx.scratch.take(q_hat.n_rows(), spec.n_head * spec.kv_rank);
         let sinks = self.sinks.as_ref();
         let variant = AttendVariant { sinks, window: spec.window, ..AttendVariant::default() };
+        let how = AttendHow { scale: spec.scale, variant };
         let Some(ChosenSpec { sizes, place, .. }) = spec.chosen else {
-            let how = (spec.scale, variant);
-            kv.attend(cx.device, cx.parts, cx.sequences, how, q_hat, &mut latent);
+            kv.attend(cx.ubatch(), how, q_hat, &mut latent);
             return latent;
         };
-        let chosen = (sizes, own.unwrap_or_else(|| &cx.beside[place]));
-        let (of, how) = ((cx.device, cx.parts, cx.sequences), (spec.scale, variant));
-        kv.attend_chosen(of, how, chosen, (q_hat, &mut latent));
+        let chosen = ChosenPools { sizes, pools: own.unwrap_or_else(|| &cx.beside[place]) };
+        kv.attend_chosen(cx.ubatch(), how, chosen, q_hat, &mut latent);
         latent
     }
 
@@ -311,13 +312,6 @@ impl Mla {
         if let Some(table) = cx.rope_of(self.spec.rotation) {
             cx.device.rope(pe, self.spec.n_pe, table);
         }
-    }
-}
-
-impl Keys {
-    /// Of what [`Mla::of_keys`] gave.
-    fn of([key, index, gates]: [Rows; 3]) -> Self {
-        Self { key, index: [index, gates] }
     }
 }
 

@@ -85,9 +85,10 @@ impl QkNorms {
             let bias = match norm.over {
                 NormOver::HeadLayer => {
                     let bias = format!("{stem}.bias");
-                    match loader.has(&bias) {
-                        true => loader.values(&bias, &[d, n_head])?,
-                        false => vec![0.0; weight.len()].into(),
+                    if loader.has(&bias) {
+                        loader.values(&bias, &[d, n_head])?
+                    } else {
+                        vec![0.0; weight.len()].into()
                     }
                 }
                 NormOver::AllHeadsLayer => loader.vector(&format!("{stem}.bias"), n_head * d)?,

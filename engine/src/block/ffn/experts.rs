@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::mlp::activate;
 use crate::batch::AdapterUse;
 use crate::block::linear::Linear;
-use crate::block::lora::{self, ExpertLora};
+use crate::block::lora::{self, Adapted, ExpertLora};
 use crate::block::{BlockCx, RowAdapters};
 use crate::device::{
     Away, Device, ExpertJob, ExpertMatrices, ExpertShares, ExpertWay, ExpertWays, Guests,
     RoutingShare, Rows, Scratch, Sent,
 };
 use crate::kernels::{KernelError, Vector};
-use crate::ops::{ExpertRows, Routing, RoutingPart};
+use crate::ops::{ExpertRows, Routing};
 use crate::spec::{Activation, ModelError};
 use crate::weights::WeightLoader;
 
@@ -32,6 +32,19 @@ pub(super) struct Experts {
     gate: Option<Projections>,
     up: Projections,
     down: Projections,
+}
+
+/// How many experts there are, and what one computes.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertsShape {
+    pub(super) n: usize,
+    /// Width inside an expert.
+    pub(super) n_ff: usize,
+    /// Width of the rows that they work in.
+    pub(super) width: usize,
+    pub(super) activation: Activation,
+    /// Whether weights multiply what an expert reads, not what it gives.
+    pub(super) weigh_input: bool,
 }
 
 /// A projection for each expert.
@@ -54,38 +67,35 @@ struct Place<'a> {
 /// A projection, and the matrices that are computed with.
 type Way<'a> = (&'a Projections, &'a ExpertMatrices);
 
-/// Rows that use the same adapters, some of which are for these experts.
-type Adapted<'a> = (RoutingPart<'a>, &'a [AdapterUse]);
-
 impl Experts {
-    /// Loads `n` experts that are `n_ff` wide inside, and work in rows of `width`, from `<stem>.ffn_{gate,up,down}_<suffix>`
-    /// (or `ffn_gate_up_<suffix>`).
+    /// Loads experts from `<stem>.ffn_{gate,up,down}_<suffix>` (or `ffn_gate_up_<suffix>`).
     pub(super) fn load(
-        names: (&str, &str),
-        sizes: [usize; 3],
-        how: (Activation, bool),
+        stem: &str,
+        suffix: &str,
+        shape: ExpertsShape,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        loader.loading_experts(|loader| Self::load_in_place(names, sizes, how, loader))
+        loader.loading_experts(|loader| Self::load_in_place(stem, suffix, shape, loader))
     }
 
     fn load_in_place(
-        (stem, suffix): (&str, &str),
-        [n, n_ff, width]: [usize; 3],
-        (activation, weigh_input): (Activation, bool),
+        stem: &str,
+        suffix: &str,
+        shape: ExpertsShape,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
+        let ExpertsShape { n, n_ff, width, activation, weigh_input } = shape;
         let name = |part: &str| format!("{stem}.ffn_{part}_{suffix}.weight");
         let fused = name("gate_up");
-        let [gate, up] = match activation.is_gated() {
-            true if loader.has(&fused) => {
-                Linear::fused_experts(loader, &fused, n, n_ff, width)?.map(Some)
-            }
-            true => [
+        let [gate, up] = if !activation.is_gated() {
+            [None, Some(Linear::experts(loader, &name("up"), n, n_ff, width)?)]
+        } else if loader.has(&fused) {
+            Linear::fused_experts(loader, &fused, n, n_ff, width)?.map(Some)
+        } else {
+            [
                 Some(Linear::experts(loader, &name("gate"), n, n_ff, width)?),
                 Some(Linear::experts(loader, &name("up"), n, n_ff, width)?),
-            ],
-            false => [None, Some(Linear::experts(loader, &name("up"), n, n_ff, width)?)],
+            ]
         };
         let down = Linear::experts(loader, &name("down"), n, width, n_ff)?;
         let mut load = |part: &str, experts: Vec<Linear>| {
@@ -114,7 +124,8 @@ impl Experts {
     pub(super) fn sum(
         &self,
         cx: &BlockCx<'_>,
-        (x, routing): (&Rows, &Routing),
+        x: &Rows,
+        routing: &Routing,
         sent: Option<Sent>,
         onto: Option<Rows>,
     ) -> Rows {
@@ -128,7 +139,7 @@ impl Experts {
             return sum;
         };
         let away = device.away(sent);
-        let sum = self.sum_away(cx, (x, routing), &away, onto);
+        let sum = self.sum_away(cx, x, routing, &away, onto);
         if !away.is_rehearsal {
             device.learn(self.id, &away.routing, &self.matrices());
         }
@@ -139,7 +150,8 @@ impl Experts {
     fn sum_away(
         &self,
         cx: &BlockCx<'_>,
-        (x, routing): (&Rows, &Routing),
+        x: &Rows,
+        routing: &Routing,
         away: &Away<'_>,
         onto: Option<Rows>,
     ) -> Rows {
@@ -151,9 +163,10 @@ impl Experts {
             return sum;
         }
         let place = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
-        let pairs = match away.is_rehearsal {
-            true => away.scratch.zeros(routing.n_pairs(), x.cols()),
-            false => self.of_pairs(&place, &away.x, &away.routing),
+        let pairs = if away.is_rehearsal {
+            away.scratch.zeros(routing.n_pairs(), x.cols())
+        } else {
+            self.of_pairs(&place, &away.x, &away.routing)
         };
         match onto {
             // The order of the sum is that of its bits: what it begins with lies here.
@@ -254,11 +267,11 @@ impl Experts {
         let (gate_way, [up_way, down_way]) = self.ways(place);
         let mut both = vec![(up_way, &mut up)];
         both.extend(gate_way.map(|way| (way, &mut gate)));
-        project(place, (routing, &adapted), input, both);
+        project(place, routing, &adapted, input, both);
         activate(device, self.activation, &gate, &mut up);
         let mut expert_out = scratch.take(n_pairs, width);
         let down = vec![(down_way, &mut expert_out)];
-        project(place, (routing, &adapted), ExpertRows::OfPairs(&up), down);
+        project(place, routing, &adapted, ExpertRows::OfPairs(&up), down);
         expert_out
     }
 
@@ -282,7 +295,7 @@ impl Experts {
     ) -> Vec<Adapted<'a>> {
         let all = 0..n_rows;
         let runs = place.adapters.within(&all).filter(|(_, uses)| self.have(uses));
-        runs.map(|(rows, uses)| (routing.part(rows), uses)).collect()
+        runs.map(|(rows, uses)| Adapted { rows: routing.part(rows), uses }).collect()
     }
 
     /// Whether some of `n_rows` rows use adapters that the experts have.
@@ -312,7 +325,8 @@ impl Experts {
 /// Projections of the same rows; their products run in one fork-join. Where rows are adapted, `x` has those of pairs.
 fn project(
     place: &Place<'_>,
-    (routing, adapted): (&Routing, &[Adapted<'_>]),
+    routing: &Routing,
+    adapted: &[Adapted<'_>],
     x: ExpertRows<&Rows>,
     mut outs: Vec<(Way<'_>, &mut Rows)>,
 ) {
@@ -322,8 +336,8 @@ fn project(
     for ((projections, _), out) in outs {
         if let ExpertRows::OfPairs(x) = x {
             let loras = &projections.adapters;
-            for (rows, uses) in adapted {
-                lora::add_to_experts((place.device, place.scratch), (rows, uses), loras, x, out);
+            for adapted in adapted {
+                lora::add_to_experts(place.device, place.scratch, adapted, loras, x, out);
             }
         }
         if let Some(bias) = &projections.bias {
@@ -343,10 +357,7 @@ impl Projections {
         let parts = experts.into_iter().map(Linear::into_parts);
         let (weights, adapters): (Vec<_>, Vec<_>) =
             parts.map(|(weight, adapters)| (Arc::new(weight), adapters)).unzip();
-        let bias = match loader.has(name) {
-            true => Some(loader.values(name, &[rows, n])?),
-            false => None,
-        };
+        let bias = if loader.has(name) { Some(loader.values(name, &[rows, n])?) } else { None };
         let adapters = ExpertLora::together(loader, adapters)?;
         Ok(Self { weights: loader.together(weights)?, bias, adapters })
     }

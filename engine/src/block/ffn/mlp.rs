@@ -41,9 +41,10 @@ impl Mlp {
             let (gate_bias, up_bias) = halves.unzip();
             (Some(gate.with_bias(gate_bias)), up.with_bias(up_bias))
         } else {
-            let gate = match spec.activation.is_gated() {
-                true => Some(Linear::load(loader, &name("gate"), spec.n_ff, n_embd)?),
-                false => None,
+            let gate = if spec.activation.is_gated() {
+                Some(Linear::load(loader, &name("gate"), spec.n_ff, n_embd)?)
+            } else {
+                None
             };
             (gate, Linear::load(loader, &name("up"), spec.n_ff, n_embd)?)
         };

@@ -5,7 +5,7 @@
 //! them. So the result does not depend on which tokens share an expert.
 
 use super::branches::Branches;
-use super::experts::Experts;
+use super::experts::{Experts, ExpertsShape};
 use super::token_experts::TokenExperts;
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx, Mlp};
@@ -73,31 +73,35 @@ impl Moe {
             Some(latent) => Some(Latent::load(latent, stem, n_embd, loader)?),
         };
         let width = spec.latent.map_or(n_embd, |latent| latent.width);
-        let selection_bias = match spec.selection_bias {
-            true => {
-                // Converters write it with and without the usual end of a name.
-                let plain = format!("{stem}.{SELECTION_BIAS}");
-                let name = if loader.has(&plain) { plain } else { format!("{plain}.bias") };
-                Some(loader.vector(&name, n)?)
-            }
-            false => None,
+        let selection_bias = if spec.selection_bias {
+            // Converters write it with and without the usual end of a name.
+            let plain = format!("{stem}.{SELECTION_BIAS}");
+            let name = if loader.has(&plain) { plain } else { format!("{plain}.bias") };
+            Some(loader.vector(&name, n)?)
+        } else {
+            None
         };
         let by_token = match spec.by_token {
-            Some(n_vocab) => Some(TokenExperts::load(stem, [n_vocab, spec.n_used, n], loader)?),
+            Some(n_vocab) => Some(TokenExperts::load(stem, n_vocab, spec.n_used, n, loader)?),
             None => None,
         };
         let branches = match spec.branch_eps {
             Some(eps) => Some(Branches::load(stem, n_embd, eps, loader)?),
             None => None,
         };
-        let sizes = [n, spec.n_ff, width];
-        let how = (spec.activation, spec.weigh_input);
-        let experts = Experts::load((stem, "exps"), sizes, how, loader)?;
+        let MoeSpec { n_ff, activation, weigh_input, .. } = *spec;
+        let shape = ExpertsShape { n, n_ff, width, activation, weigh_input };
+        let experts = Experts::load(stem, "exps", shape, loader)?;
         let adjugates = match spec.adjugates {
             Some(of) => {
-                let sizes = [n / of.per_group, of.n_ff, n_embd];
-                let how = (spec.activation, false);
-                let experts = Experts::load((stem, "chexps"), sizes, how, loader)?;
+                let shape = ExpertsShape {
+                    n: n / of.per_group,
+                    n_ff: of.n_ff,
+                    width: n_embd,
+                    activation,
+                    weigh_input: false,
+                };
+                let experts = Experts::load(stem, "chexps", shape, loader)?;
                 Some(Adjugates { spec: of, experts })
             }
             None => None,
@@ -162,14 +166,14 @@ impl Block for Moe {
         let shared = self.shared.as_ref().map(|shared| shared.forward(cx, x));
         let mut out = match &self.latent {
             Some(latent) => {
-                let sum = self.experts.sum(cx, (input, &routing), sent, None);
+                let sum = self.experts.sum(cx, input, &routing, sent, None);
                 latent.add(
                     cx,
                     sum,
                     shared.unwrap_or_else(|| cx.scratch.zeros(x.n_rows(), x.cols())),
                 )
             }
-            None => self.experts.sum(cx, (input, &routing), sent, shared),
+            None => self.experts.sum(cx, input, &routing, sent, shared),
         };
         if let Some(adjugates) = &self.adjugates {
             self.add_adjugates(cx, adjugates, &probs, &mut out);
@@ -205,7 +209,7 @@ impl Moe {
             }
             None => cx.scratch.zeros(x.n_rows(), x.cols()),
         };
-        let mut sum = self.experts.sum(cx, (&rows, &routing), sent, None);
+        let mut sum = self.experts.sum(cx, &rows, &routing, sent, None);
         cx.device.rms_norm_inplace(&mut sum, behind, eps);
         cx.device.add(&mut out, &sum);
         out
@@ -225,7 +229,7 @@ impl Moe {
         let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Normed(1.0) };
         let routing = cx.device.route(&choice, probs);
         let sent = experts.send(cx, out, &routing);
-        let sum = experts.sum(cx, (out, &routing), sent, None);
+        let sum = experts.sum(cx, out, &routing, sent, None);
         cx.device.add_scaled(out, &sum, spec.scale);
     }
 
@@ -301,13 +305,12 @@ impl Shared {
         n_embd: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
-        let gate = match spec.gated {
-            true => {
-                let name = format!("{stem}.ffn_gate_inp_shexp.weight");
-                let weight = loader.row(&name, n_embd)?;
-                Some(Linear::of(loader, &name, weight)?)
-            }
-            false => None,
+        let gate = if spec.gated {
+            let name = format!("{stem}.ffn_gate_inp_shexp.weight");
+            let weight = loader.row(&name, n_embd)?;
+            Some(Linear::of(loader, &name, weight)?)
+        } else {
+            None
         };
         Ok(Self { mlp: Mlp::load(&spec.mlp, stem, n_embd, loader)?, gate })
     }

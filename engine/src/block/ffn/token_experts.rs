@@ -15,7 +15,9 @@ impl TokenExperts {
     /// Loads `<stem>.ffn_gate_tid2eid`: `n_used` of `n_expert` experts for each of `n_vocab` tokens.
     pub(super) fn load(
         stem: &str,
-        [n_vocab, n_used, n_expert]: [usize; 3],
+        n_vocab: usize,
+        n_used: usize,
+        n_expert: usize,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = format!("{stem}.{TOKEN_EXPERTS}");
@@ -65,7 +67,7 @@ mod tests {
         let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();
         let mut progress = |_| ();
         let mut loader = WeightLoader::new(&model, &model, &device, &mut progress);
-        TokenExperts::load("blk.0", [3, 2, 8], &mut loader).map_err(|error| error.to_string())
+        TokenExperts::load("blk.0", 3, 2, 8, &mut loader).map_err(|error| error.to_string())
     }
 
     #[test]

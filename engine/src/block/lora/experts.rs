@@ -62,20 +62,27 @@ impl ExpertLora {
     }
 }
 
+/// Rows that use the same adapters, some of which are for these experts.
+pub(in crate::block) struct Adapted<'a> {
+    pub(in crate::block) rows: RoutingPart<'a>,
+    pub(in crate::block) uses: &'a [AdapterUse],
+}
+
 /// Adds to `out`, `[n_pairs, out features]`, what `loras` add for rows that use the same adapters, of whose pairs `x` has the
 /// inputs, `[n_pairs, in features]`. Several adapters of a row add in the order in which the row names them.
 pub(in crate::block) fn add_to_experts(
-    (device, scratch): (&Device, &Scratch),
-    (rows, uses): (&RoutingPart<'_>, &[AdapterUse]),
+    device: &Device,
+    scratch: &Scratch,
+    adapted: &Adapted<'_>,
     loras: &[ExpertLora],
     x: &Rows,
     out: &mut Rows,
 ) {
-    for used in uses {
+    for used in adapted.uses {
         if let Some(lora) = loras.iter().find(|lora| lora.adapter == used.adapter) {
             let scale = scale_of(lora.alpha, lora.rank, used.scale);
             let change = ExpertChange { a: &lora.a, b: &lora.b, scale };
-            device.add_expert_change(scratch, rows, (&change, x), out);
+            device.add_expert_change(scratch, &adapted.rows, &change, x, out);
         }
     }
 }

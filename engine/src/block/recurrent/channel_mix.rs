@@ -28,12 +28,13 @@ impl ChannelMix {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.channel_mix_{part}.weight");
-        let gate = match spec.gated {
-            true => Some((
+        let gate = if spec.gated {
+            Some((
                 loader.vector(&name("lerp_r"), n_embd)?,
                 Linear::matrix(loader, &name("receptance"), n_embd, n_embd)?,
-            )),
-            false => None,
+            ))
+        } else {
+            None
         };
         Ok(Self {
             gate,

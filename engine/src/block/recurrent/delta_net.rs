@@ -111,7 +111,7 @@ impl Block for DeltaNet {
         let parts = scan_parts(cx.parts);
         let DeltaShape { n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
-        let (qk, v) = self.convolve(cx, (&parts, states.split().0), &raw);
+        let (qk, v) = self.convolve(cx, &parts, states.split().0, &raw);
         cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
@@ -144,7 +144,8 @@ impl DeltaNet {
     fn convolve(
         &self,
         cx: &BlockCx<'_>,
-        (parts, states): (&[ScanPart], &mut Memory<f32>),
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
         raw: &Rows,
     ) -> (Rows, Rows) {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();

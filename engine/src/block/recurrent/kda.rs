@@ -142,8 +142,8 @@ impl Block for Kda {
         let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];
         let [q, k, v, forget, gate, mut beta] = cx.project(x, weights);
         let raw = [q, k, v];
-        let [q, k, v] = self.convolve(cx, (&parts, states.split().0), &raw);
-        let [decay, gate] = self.gates(cx, [forget, gate]);
+        let [q, k, v] = self.convolve(cx, &parts, states.split().0, &raw);
+        let [decay, gate] = self.gates(cx, forget, gate);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
             q: q.columns(0),
@@ -172,7 +172,8 @@ impl Kda {
     fn convolve(
         &self,
         cx: &BlockCx<'_>,
-        (parts, states): (&[ScanPart], &mut Memory<f32>),
+        parts: &[ScanPart],
+        states: &mut Memory<f32>,
         raw: &[Rows; 3],
     ) -> [Rows; 3] {
         let mut out = raw.each_ref().map(|raw| cx.scratch.take(raw.n_rows(), raw.cols()));
@@ -196,7 +197,7 @@ impl Kda {
     }
 
     /// Decay factors and output gate `[n, inner]`, each from its narrow half or from itself.
-    fn gates(&self, cx: &BlockCx<'_>, [forget, gate]: [Rows; 2]) -> [Rows; 2] {
+    fn gates(&self, cx: &BlockCx<'_>, forget: Rows, gate: Rows) -> [Rows; 2] {
         let [mut decay, gate] = match (self.forget.widen(), self.gate.widen()) {
             (Some(of_forget), Some(of_gate)) => {
                 cx.project_each([(of_forget, &forget), (of_gate, &gate)])

@@ -38,9 +38,12 @@ impl Mamba {
         let name = |part: &str| format!("{stem}.ssm_{part}");
         let taps = loader.values(&name("conv1d.weight"), &[conv_taps, d_inner])?;
         let bias = loader.vector(&name("conv1d.bias"), d_inner)?;
-        let mut norm = |part: &str, n: usize, weighted: bool| match weighted {
-            true => loader.vector(&name(&format!("{part}_norm.weight")), n),
-            false => Ok(vec![1.0; n].into()),
+        let mut norm = |part: &str, n: usize, weighted: bool| {
+            if weighted {
+                loader.vector(&name(&format!("{part}_norm.weight")), n)
+            } else {
+                Ok(vec![1.0; n].into())
+            }
         };
         let norms = match &spec.norms {
             None => None,

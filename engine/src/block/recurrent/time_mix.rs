@@ -109,9 +109,10 @@ impl TimeMix {
             k_a: vector("k_a")?,
         };
         let r_k = vector("r_k")?;
-        let norm = match spec.norm {
-            true => Some([vector("ln")?, loader.vector(&format!("{stem}_ln.bias"), n_embd)?]),
-            false => None,
+        let norm = if spec.norm {
+            Some([vector("ln")?, loader.vector(&format!("{stem}_ln.bias"), n_embd)?])
+        } else {
+            None
         };
         let mut low_rank =
             |part: &str, rank| LowRank::load(loader, &format!("{stem}_{part}"), n_embd, rank);

@@ -53,16 +53,15 @@ impl Mix {
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}_{part}.weight");
         let n = MIXTURES.len();
-        let shares = match loader.has(&name("lerp_fused")) {
-            true => {
-                let fused = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n])?;
-                fused.chunks_exact(n_embd).map(|share| share.to_vec().into()).collect()
-            }
+        let shares = if loader.has(&name("lerp_fused")) {
+            let fused = loader.values(&name("lerp_fused"), &[n_embd, 1, 1, n])?;
+            fused.chunks_exact(n_embd).map(|share| share.to_vec().into()).collect()
+        } else {
             // Older files have them apart.
-            false => MIXTURES
+            MIXTURES
                 .iter()
                 .map(|of| loader.vector(&name(&format!("lerp_{of}")), n_embd))
-                .collect::<Result<_, _>>()?,
+                .collect::<Result<_, _>>()?
         };
         Ok(Self {
             first: loader.vector(&name("lerp_x"), n_embd)?,
@@ -107,16 +106,15 @@ impl TimeMix6 {
         let stem = format!("{stem}.time_mix");
         let name = |part: &str| format!("{stem}_{part}");
         let n_kv = spec.n_kv_head * spec.head_dim;
-        let own_and_norm = match spec.linear_attention {
-            true => None,
-            false => {
-                let heads = [spec.head_dim, n_embd / spec.head_dim];
-                Some([
-                    loader.values(&name("first.weight"), &heads)?,
-                    loader.vector(&name("ln.weight"), n_embd)?,
-                    loader.vector(&name("ln.bias"), n_embd)?,
-                ])
-            }
+        let own_and_norm = if spec.linear_attention {
+            None
+        } else {
+            let heads = [spec.head_dim, n_embd / spec.head_dim];
+            Some([
+                loader.values(&name("first.weight"), &heads)?,
+                loader.vector(&name("ln.weight"), n_embd)?,
+                loader.vector(&name("ln.bias"), n_embd)?,
+            ])
         };
         Ok(Self {
             shift: TokenShift::new(n_embd),

@@ -19,7 +19,7 @@ fn spec(sizes: BlockSizes, scoring: BlockScoring) -> AttentionSpec {
         qk_norm: Some(QkNorm::heads(EPS)),
         output_bias: false,
         index: Some(BlockIndexSpec { head_dim: 12, sizes, eps: EPS, scoring }),
-        ..AttentionSpec::plain([6, 2], [16, 20])
+        ..AttentionSpec::plain(6, 2, [16, 20])
     }
 }
 

@@ -175,10 +175,8 @@ fn plain(tensors: &Tensors, spec: &MlaSpec, x: &[f32]) -> Vec<f64> {
             let score = |k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
             let scores = past.iter().map(|heads| f64::from(spec.scale) * score(&heads[h].0));
             let weights: Vec<f64> = scores.map(f64::exp).collect();
-            let sink = match spec.sinks {
-                true => f64::from(tensors.get(&name("sinks"))[h]).exp(),
-                false => 0.0,
-            };
+            let sink =
+                if spec.sinks { f64::from(tensors.get(&name("sinks"))[h]).exp() } else { 0.0 };
             let total: f64 = weights.iter().sum::<f64>() + sink;
             heads.extend((0..spec.head_dim_v).map(|j| {
                 let sum = weights.iter().zip(&past).map(|(w, heads)| w * heads[h].1[j]);
@@ -224,12 +222,11 @@ fn turned_head(
     pos: usize,
     last: bool,
 ) -> Vec<f64> {
-    match last {
-        false => [turned(&x[..N_PE], pos), x[N_PE..].to_vec()].concat(),
-        true => {
-            let (still, pe) = x.split_at(x.len() - N_PE);
-            [still.to_vec(), turned(pe, pos)].concat()
-        }
+    if last {
+        let (still, pe) = x.split_at(x.len() - N_PE);
+        [still.to_vec(), turned(pe, pos)].concat()
+    } else {
+        [turned(&x[..N_PE], pos), x[N_PE..].to_vec()].concat()
     }
 }
 

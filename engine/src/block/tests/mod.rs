@@ -114,7 +114,7 @@ impl Bench {
         let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
         let mut loader =
             WeightLoader::new(&model, &*model, &device, &mut progress).sharing(model.clone());
-        let block = load_block(kind, (0, "blk.0"), n_embd, &mut loader).unwrap();
+        let block = load_block(kind, 0, "blk.0", n_embd, &mut loader).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let (kv_type, n_slots, n_blocks, max_rows) = (KvType::F32, 4, 16, 256);
         let room = StateRoom { kv_type, n_slots, n_blocks, max_rows, windows: false };

@@ -41,9 +41,12 @@ fn activated(activation: Activation, gate: &[f64], up: &[f64]) -> Vec<f64> {
         }
         Activation::Xielu(Xielu { alpha_n, alpha_p, beta, eps }) => {
             let [alpha_n, alpha_p, beta, eps] = [alpha_n, alpha_p, beta, eps].map(f64::from);
-            let of = |x: f64| match x > 0.0 {
-                true => alpha_p * x * x + beta * x,
-                false => alpha_n * (x.min(eps).exp_m1() - x) + beta * x,
+            let of = |x: f64| {
+                if x > 0.0 {
+                    alpha_p * x * x + beta * x
+                } else {
+                    alpha_n * (x.min(eps).exp_m1() - x) + beta * x
+                }
             };
             up.iter().map(|u| of(*u)).collect()
         }
@@ -218,10 +221,8 @@ fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
         };
         let (input_weight, weight) = if spec.weigh_input { (weight, 1.0) } else { (1.0, weight) };
         let input: Vec<f64> = input.iter().map(|x| x * input_weight).collect();
-        let gate = match spec.activation.is_gated() {
-            true => affine("gate_exps", &input),
-            false => Vec::new(),
-        };
+        let gate =
+            if spec.activation.is_gated() { affine("gate_exps", &input) } else { Vec::new() };
         let inner = activated(spec.activation, &gate, &affine("up_exps", &input));
         let y = affine("down_exps", &inner);
         sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);
@@ -236,9 +237,10 @@ fn plain_moe(tensors: &Tensors, spec: &MoeSpec, x: &[f64]) -> Vec<f64> {
         sum = tensors.times(&name(&format!("{}_up", latent.stem)), 0, &sum);
     }
     if let Some(shared) = &spec.shared {
-        let weight = match shared.gated {
-            true => sigmoid(tensors.times(&name("gate_inp_shexp"), 0, x)[0]),
-            false => 1.0,
+        let weight = if shared.gated {
+            sigmoid(tensors.times(&name("gate_inp_shexp"), 0, x)[0])
+        } else {
+            1.0
         };
         let y = plain_mlp(tensors, &shared.mlp, x);
         sum.iter_mut().zip(y).for_each(|(s, y)| *s += weight * y);

@@ -25,7 +25,8 @@ impl Device {
         &self,
         scratch: &Scratch,
         part: &RoutingPart<'_>,
-        (change, x): (&ExpertChange<'_>, &Rows),
+        change: &ExpertChange<'_>,
+        x: &Rows,
         out: &mut Rows,
     ) {
         let ExpertChange { a, b, scale } = *change;

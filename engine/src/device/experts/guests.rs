@@ -137,15 +137,14 @@ impl Device {
         let has_copy = |place: &usize| copies.has((layer, lists.spans[*place].0));
         let (with, without): (Vec<usize>, Vec<usize>) = (0..lists.spans.len()).partition(has_copy);
         let rest: Vec<_> = without.iter().map(|place| lists.spans[*place].clone()).collect();
-        let chosen = match rest.is_empty() || !beside.has_places(matrices.iter().map(of_one)) {
-            true => Vec::new(),
-            false => {
-                let bytes = matrices.iter().map(of_one).sum();
-                let macs = |w: &PackedMatrix| w.rows() * w.cols();
-                let operations: usize =
-                    matrices.iter().map(|all| 2 * macs(all.matrix(rest[0].0))).sum();
-                beside.visits.chosen(&rest, bytes, operations)
-            }
+        let chosen = if rest.is_empty() || !beside.has_places(matrices.iter().map(of_one)) {
+            Vec::new()
+        } else {
+            let bytes = matrices.iter().map(of_one).sum();
+            let macs = |w: &PackedMatrix| w.rows() * w.cols();
+            let operations: usize =
+                matrices.iter().map(|all| 2 * macs(all.matrix(rest[0].0))).sum();
+            beside.visits.chosen(&rest, bytes, operations)
         };
         if with.is_empty() && chosen.is_empty() {
             return None;

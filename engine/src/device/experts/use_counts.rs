@@ -45,7 +45,8 @@ impl Counts {
     }
 
     /// Uses of an expert of late.
-    pub fn of(&self, (layer, expert): Expert) -> f32 {
+    pub fn of(&self, expert: Expert) -> f32 {
+        let (layer, expert) = expert;
         let of = |layer: &Layer| layer.counts.get(expert).map_or(0.0, |count| count / layer.unit);
         self.0.get(&layer).map_or(0.0, of)
     }

@@ -48,10 +48,7 @@ impl Device {
     /// [`KernelError::IndexHeads`].
     pub fn check_index(&self, heads: usize) -> Result<(), KernelError> {
         let most = self.there.as_ref().map_or(usize::MAX, |there| there.facts().most_index_heads);
-        match heads > most {
-            true => Err(KernelError::IndexHeads { heads, most }),
-            false => Ok(()),
-        }
+        if heads > most { Err(KernelError::IndexHeads { heads, most }) } else { Ok(()) }
     }
 
     /// The pools of each row, `[n_rows, sizes.per_row]` ([`Choose`]). `q` is
@@ -63,7 +60,8 @@ impl Device {
         &self,
         over: &IndexOver<'_>,
         sizes: PoolSizes,
-        (q, weights): (&Rows, &Rows),
+        q: &Rows,
+        weights: &Rows,
         out: &mut Rows,
     ) {
         let IndexOver { layout, pool, parts } = *over;

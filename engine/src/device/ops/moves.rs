@@ -107,9 +107,10 @@ impl Device {
 
     /// Rows `picked` of `x`, in this order. Those that the host keeps, whatever computes, stay there.
     pub fn picked_rows(&self, scratch: &Scratch, x: &Rows, picked: &[u32]) -> Rows {
-        let mut out = match self.there.is_some() && !x.is_there() {
-            true => Rows::new(vec![0.0; picked.len() * x.cols()], x.cols()),
-            false => scratch.take(picked.len(), x.cols()),
+        let mut out = if self.there.is_some() && !x.is_there() {
+            Rows::new(vec![0.0; picked.len() * x.cols()], x.cols())
+        } else {
+            scratch.take(picked.len(), x.cols())
         };
         self.gather_rows(x, picked, &mut out);
         out

@@ -2,10 +2,7 @@
 
 use crate::device::{Device, Memory, Rows, Values};
 use crate::kernels::{DilatedConv, ScanPart, StreamShape, SumStart, Vector, WeightsAt};
-use crate::ops::{
-    AttendDepth, DilatedRows, KeepAbove, KeepLastRows, MatchMagnitudes, ProductRoots,
-    StreamWeights, Weigh,
-};
+use crate::ops::{AttendDepth, KeepAbove, KeepLastRows, MatchMagnitudes, StreamWeights, Weigh};
 
 /// What [`Device::weigh`] sums.
 #[derive(Clone, Copy)]
@@ -67,30 +64,6 @@ impl Device {
     pub fn keep_above(&self, x: &mut Rows, deviations: f32) {
         let d = x.cols();
         self.run(KeepAbove { x: x.view_mut(), d, deviations });
-    }
-
-    /// [`ProductRoots`] of rows of `d` values.
-    pub fn product_roots(
-        &self,
-        (x, y): (&Rows, &Rows),
-        d: usize,
-        (divisor, least): (f32, f32),
-        out: &mut Rows,
-    ) {
-        let (x, y) = (x.view(), y.view());
-        self.run(ProductRoots { x, y, d, divisor, least, out: out.view_mut() });
-    }
-
-    /// [`DilatedRows`].
-    pub fn dilated_conv(
-        &self,
-        conv: &DilatedConv,
-        parts: &[ScanPart],
-        (states, x, weight): (&Memory<f32>, &Rows, &Vector),
-        out: &mut Rows,
-    ) {
-        let (states, x) = (states.view(), x.view());
-        self.run(DilatedRows { conv, parts, states, x, weight, out: out.view_mut() });
     }
 
     /// [`KeepLastRows`].

@@ -308,10 +308,7 @@ impl Rows {
             }
             (_, values) => {
                 self.values = values;
-                match self.is_there() {
-                    true => self.fetched().into_vec(),
-                    false => self.host().to_vec(),
-                }
+                if self.is_there() { self.fetched().into_vec() } else { self.host().to_vec() }
             }
         }
     }

@@ -112,7 +112,7 @@ impl DraftBlock {
                 None => block.add(device, (&out, &normed), None, &mut rows),
             }
         }
-        streams_as_one((device, scratch), rows, self.n_streams)
+        streams_as_one(device, scratch, rows, self.n_streams)
     }
 
     /// The streams that the block begins with: each is made of the embedded row and of that stream's hidden row.
@@ -122,7 +122,7 @@ impl DraftBlock {
         let n_embd = of_hidden.width();
         let embedded = Rows::new(self.embedding.rows(device, &input.tokens, 1.0), n_embd);
         let embedded = scratch.adopt(embedded);
-        let hidden = one_as_streams((device, scratch), &input.hidden, self.n_streams);
+        let hidden = one_as_streams(device, scratch, &input.hidden, self.n_streams);
         let n = embedded.n_rows();
         let (mut joined, mut normed) = (scratch.take(n, 2 * n_embd), scratch.take(n, n_embd));
         let half = |i: usize| HeadColumns { stride: 2 * n_embd, first: i * n_embd, width: n_embd };
@@ -133,7 +133,7 @@ impl DraftBlock {
             of_hidden.apply(device, stream, &mut normed);
             device.heads_together(&normed, 1, half(1), &mut joined);
             let mut x = scratch.take(n, n_embd);
-            project_all((device, scratch), adapters, &mut [self.join.job(&joined, &mut x)]);
+            project_all(device, scratch, adapters, &mut [self.join.job(&joined, &mut x)]);
             streams.push(x);
         }
         let beside = streams.split_off(1);
@@ -145,14 +145,15 @@ impl DraftBlock {
         &self,
         tools: &Tools<'_>,
         head: &Head,
-        (rows, adapters): (&Rows, &RowAdapters),
+        rows: &Rows,
+        adapters: &RowAdapters,
     ) -> [Rows; 2] {
         let Tools { device, scratch, .. } = *tools;
         let mut normed = scratch.take(rows.n_rows(), rows.cols() / self.n_streams);
-        let rows = one_as_streams((device, scratch), rows, self.n_streams);
+        let rows = one_as_streams(device, scratch, rows, self.n_streams);
         self.head_read.apply((device, scratch), &rows, &mut normed);
         let logits = match self.output.as_ref().or(head.output.as_ref()) {
-            Some(output) => head.logits((device, scratch), output, &normed, adapters),
+            Some(output) => head.logits(device, scratch, output, &normed, adapters),
             None => Rows::default(),
         };
         [normed, logits]
@@ -161,7 +162,8 @@ impl DraftBlock {
 
 /// `n` streams, `[n_rows, n_embd]` each, as rows that have one stream after the other.
 pub(super) fn streams_as_one(
-    (device, scratch): (&Device, &Scratch),
+    device: &Device,
+    scratch: &Scratch,
     rows: BoundaryRows,
     n: usize,
 ) -> Rows {
@@ -178,7 +180,7 @@ pub(super) fn streams_as_one(
 }
 
 /// The streams of rows that have `n` of them one after the other.
-fn one_as_streams((device, scratch): (&Device, &Scratch), all: &Rows, n: usize) -> BoundaryRows {
+fn one_as_streams(device: &Device, scratch: &Scratch, all: &Rows, n: usize) -> BoundaryRows {
     let (n_rows, stride) = (all.n_rows(), all.cols());
     let width = stride / n;
     let stream = |i: usize| {

@@ -32,6 +32,12 @@ struct Chain<'a> {
 /// Rows that are read with drafts, and the chains that they are of.
 type Fed = (Rows, Vec<usize>);
 
+/// What a block reads of the chains `alive`.
+struct ChainInput {
+    input: Input,
+    alive: Vec<usize>,
+}
+
 impl OwnDrafts {
     /// Drafts tokens behind the last one that was drawn of each sequence of `wanted`, as many at most, and puts them beside it.
     pub(in crate::stage) fn draft(
@@ -41,7 +47,7 @@ impl OwnDrafts {
         wanted: &[(SlotId, u32)],
         outputs: &mut [RowOutput],
     ) {
-        let begun = wanted.iter().filter_map(|&want| self.begin(tools, want, outputs));
+        let begun = wanted.iter().filter_map(|&(slot, n)| self.begin(tools, slot, n, outputs));
         let mut chains: Vec<Chain<'_>> = begun.filter(|chain| !chain.is_over).collect();
         if chains.is_empty() {
             return;
@@ -70,27 +76,26 @@ impl OwnDrafts {
             steps.push((*slot, step));
         }
         let input = self.kept_input(tools, &steps);
-        let all = (0..chains.len()).collect();
-        let mut fed = self.step(tools, head, (0, chains), (input, all));
+        let first = ChainInput { input, alive: (0..chains.len()).collect() };
+        let mut fed = self.step(tools, head, 0, chains, first);
         while let Some(alive) = alive(chains) {
-            let input = chain_input(tools, (chains, &alive), std::slice::from_ref(&fed));
-            fed = self.step(tools, head, (0, chains), (input, alive));
+            let next = chain_input(tools, chains, alive, std::slice::from_ref(&fed));
+            fed = self.step(tools, head, 0, chains, next);
         }
     }
 
     /// Each of several blocks reads the drawn token and the drafts before its own. What waits is read before.
     fn draft_with_several(&mut self, tools: &Tools<'_>, head: &mut Head, chains: &mut [Chain<'_>]) {
         for Chain { slot, pos, base, .. } in &*chains {
-            self.read_waiting(tools, head, (*slot, *pos));
+            self.read_waiting(tools, head, *slot, *pos);
             self.show(tools.sequences, *slot, *base);
         }
         let before: Vec<_> = chains.iter().map(|chain| (chain.slot, chain.pos - 1)).collect();
         let first = self.ring.picked(tools.device, tools.scratch, &before);
         let mut fed: Vec<Fed> = vec![(first, (0..chains.len()).collect())];
         while let Some(alive) = alive(chains) {
-            let input = chain_input(tools, (chains, &alive), &fed);
-            let next = self.step(tools, head, (fed.len() - 1, chains), (input, alive));
-            fed.push(next);
+            let next = chain_input(tools, chains, alive, &fed);
+            fed.push(self.step(tools, head, fed.len() - 1, chains, next));
         }
     }
 
@@ -98,7 +103,8 @@ impl OwnDrafts {
     fn begin<'a>(
         &self,
         tools: &Tools<'a>,
-        (slot, wanted): (SlotId, u32),
+        slot: SlotId,
+        wanted: u32,
         outputs: &[RowOutput],
     ) -> Option<Chain<'a>> {
         let output = outputs.iter().rposition(|output| output.slot == slot)?;
@@ -122,21 +128,23 @@ impl OwnDrafts {
         Some(Chain { slot, pos, base, most, output, setup, history, drafted, is_over })
     }
 
-    /// A block drafts the next token of the chains `alive` from what it reads. Gives the rows that are read with it.
+    /// A block drafts the next token of some chains from what it reads of them. Gives the rows that are read with it.
     fn step(
         &mut self,
         tools: &Tools<'_>,
         head: &mut Head,
-        (block, chains): (usize, &mut [Chain<'_>]),
-        (input, alive): (Input, Vec<usize>),
+        block: usize,
+        chains: &mut [Chain<'_>],
+        next: ChainInput,
     ) -> Fed {
+        let ChainInput { input, alive } = next;
         let rows = self.blocks[block].run(tools, &self.seen, &input);
-        self.see_rows(tools, head, (block, &self.new_rows(&input), &rows));
+        self.see_rows(tools, head, block, &self.new_rows(&input), &rows);
         let ends: Vec<u32> = input.parts.iter().map(|part| part.rows.end as u32 - 1).collect();
         let rows = tools.device.picked_rows(tools.scratch, &rows, &ends);
         let adapters = RowAdapters::of_parts(&input.parts, &self.seen);
         let adapters = adapters.picked(ends.iter().map(|row| *row as usize));
-        let [normed, logits] = self.blocks[block].logits(tools, head, (&rows, &adapters));
+        let [normed, logits] = self.blocks[block].logits(tools, head, &rows, &adapters);
         let n_vocab = logits.cols();
         let values = logits.fetched();
         for (i, &chain) in alive.iter().enumerate() {
@@ -178,7 +186,12 @@ fn alive(chains: &[Chain<'_>]) -> Option<Vec<usize>> {
 }
 
 /// What is read for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
-fn chain_input(tools: &Tools<'_>, (chains, alive): (&[Chain<'_>], &[usize]), fed: &[Fed]) -> Input {
+fn chain_input(
+    tools: &Tools<'_>,
+    chains: &[Chain<'_>],
+    alive: Vec<usize>,
+    fed: &[Fed],
+) -> ChainInput {
     let n_each = fed.len();
     let cols = fed[0].0.cols();
     let mut input = Input {
@@ -186,15 +199,15 @@ fn chain_input(tools: &Tools<'_>, (chains, alive): (&[Chain<'_>], &[usize]), fed
         tokens: Vec::new(),
         hidden: tools.scratch.take(alive.len() * n_each, cols),
     };
-    for &i in alive {
+    for &i in &alive {
         let chain = &chains[i];
         let (at, pos) = (input.tokens.len(), chain.history.len() - n_each);
         input.parts.push(Input::part(chain.slot, pos as u32 - chain.base, at..at + n_each));
         input.tokens.extend_from_slice(&chain.history[pos..]);
         for (t, (rows, of)) in fed.iter().enumerate() {
             let Some(row) = of.iter().position(|of| *of == i) else { continue };
-            copy_rows(tools.device, (rows, row..row + 1), (&mut input.hidden, at + t));
+            copy_rows(tools.device, rows, row..row + 1, &mut input.hidden, at + t);
         }
     }
-    input
+    ChainInput { input, alive }
 }

@@ -31,7 +31,8 @@ impl OwnDrafts {
         spec: &ModelSpec,
         mut blocks: Vec<DraftBlock>,
         states: Vec<BlockState>,
-        (device, config): (&Device, &StageConfig),
+        device: &Device,
+        config: &StageConfig,
     ) -> Option<Self> {
         let drafts = spec.own_drafts.as_ref()?;
         let of_blocks = blocks.iter_mut().flat_map(|block| &mut block.blocks);
@@ -73,7 +74,7 @@ impl OwnDrafts {
     ) -> Result<Vec<DraftBlock>, ModelError> {
         let Some(drafts) = &spec.own_drafts else { return Ok(Vec::new()) };
         let heads = drafts.heads.iter().enumerate();
-        heads.map(|(i, head)| load_block(spec, (i, head, drafts.reads), source, loader)).collect()
+        heads.map(|(i, head)| load_block(spec, i, head, drafts.reads, source, loader)).collect()
     }
 
     /// Their weights alone.
@@ -87,7 +88,9 @@ impl OwnDrafts {
 /// The weights of block `i`.
 fn load_block(
     spec: &ModelSpec,
-    (i, head, reads): (usize, &DraftHeadSpec, DraftInput),
+    i: usize,
+    head: &DraftHeadSpec,
+    reads: DraftInput,
     source: &Arc<dyn TensorSource>,
     loader: &mut WeightLoader<'_>,
 ) -> Result<DraftBlock, ModelError> {
@@ -107,16 +110,17 @@ fn load_block(
     };
     let head_read = BlockInput::new(Some(head_norm), mix);
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
-    let output = match head.own_output {
-        true => Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?),
-        false => None,
+    let output = if head.own_output {
+        Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?)
+    } else {
+        None
     };
     // Some files have a norm more than is needed.
     loader.taken_before(&format!("{stem}.layer_output_norm.weight"));
     let layer = spec.n_layer() + i;
     // They are few, and drafts are to be fast.
     loader.at_layer(usize::MAX);
-    let weights = load_blocks(spec, &head.layer, (layer, &stem), loader)?;
+    let weights = load_blocks(spec, &head.layer, layer, &stem, loader)?;
     let blocks = loaded(&head.layer, layer, weights).collect();
     let n_streams = reads.n_streams();
     Ok(DraftBlock { embedding, norms, join, blocks, head_read, n_streams, output })

@@ -175,7 +175,9 @@ impl OwnDrafts {
         &mut self,
         tools: &Tools<'_>,
         head: &Head,
-        (parts, tokens, hidden): (&[PartRows], &[u32], &Rows),
+        parts: &[PartRows],
+        tokens: &[u32],
+        hidden: &Rows,
     ) {
         let go_on =
             |part: &PartRows| self.readings.go_on(part.slot, part.pos, &tokens[part.rows.clone()]);
@@ -184,10 +186,10 @@ impl OwnDrafts {
         let of_parts: Vec<_> = of_parts.collect();
         let input = match of_parts[..] {
             [] => None,
-            _ => Some(self.input(tools, (&of_parts, hidden))),
+            _ => Some(self.input(tools, &of_parts, hidden)),
         };
         for PartRows { slot, pos, rows, .. } in parts {
-            self.ring.keep(tools.device, (*slot, *pos), (hidden, rows.clone()));
+            self.ring.keep(tools.device, *slot, *pos, hidden, rows.clone());
         }
         if let Some(input) = input {
             self.run_all(tools, head, &input);
@@ -195,7 +197,7 @@ impl OwnDrafts {
     }
 
     /// Has all blocks read what waits of a sequence before position `end`.
-    fn read_waiting(&mut self, tools: &Tools<'_>, head: &Head, (slot, end): (SlotId, u32)) {
+    fn read_waiting(&mut self, tools: &Tools<'_>, head: &Head, slot: SlotId, end: u32) {
         if let Some(step) = self.readings.take_waiting(slot, end) {
             let input = self.kept_input(tools, &[(slot, step)]);
             self.run_all(tools, head, &input);
@@ -212,7 +214,7 @@ impl OwnDrafts {
             let (at, end) = (input.tokens.len(), step.from + step.tokens.len() as u32);
             input.tokens.extend_from_slice(&step.tokens);
             input.parts.push(Input::part(*slot, step.from - step.base, at..input.tokens.len()));
-            self.ring.put_before(tools, (*slot, step, end), (&mut input.hidden, at));
+            self.ring.put_before(tools, *slot, step.from..end, &mut input.hidden, at);
         }
         input
     }
@@ -225,16 +227,12 @@ impl OwnDrafts {
                 continue;
             }
             let rows = self.blocks[i].run(tools, &self.seen, input);
-            self.see_rows(tools, head, (i, &input.parts, &rows));
+            self.see_rows(tools, head, i, &input.parts, &rows);
         }
     }
 
     /// What blocks read of parts, with the rows that waited before them.
-    fn input(
-        &mut self,
-        tools: &Tools<'_>,
-        (of_parts, hidden): (&[(&PartRows, Step)], &Rows),
-    ) -> Input {
+    fn input(&mut self, tools: &Tools<'_>, of_parts: &[(&PartRows, Step)], hidden: &Rows) -> Input {
         let n = of_parts.iter().map(|(_, step)| step.tokens.len()).sum();
         let hidden_rows = tools.scratch.zeros(n, hidden.cols());
         let mut input =
@@ -246,10 +244,10 @@ impl OwnDrafts {
             let end = input.tokens.len();
             input.parts.push(Input::part(part.slot, step.from - step.base, at..end));
             // The rows before: those that are kept, and then the part's own.
-            let of_kept = (part.slot, step, (part.pos + 1).max(step.from));
-            let n_kept = self.ring.put_before(tools, of_kept, (&mut input.hidden, at));
+            let of_kept = step.from..(part.pos + 1).max(step.from);
+            let n_kept = self.ring.put_before(tools, part.slot, of_kept, &mut input.hidden, at);
             let own = part.rows.end - 1 - (end - at - n_kept)..part.rows.end - 1;
-            copy_rows(tools.device, (hidden, own), (&mut input.hidden, at + n_kept));
+            copy_rows(tools.device, hidden, own, &mut input.hidden, at + n_kept);
         }
         input
     }
@@ -267,7 +265,9 @@ impl OwnDrafts {
         &mut self,
         tools: &Tools<'_>,
         head: &Head,
-        (block, parts, rows): (usize, &[PartRows], &Rows),
+        block: usize,
+        parts: &[PartRows],
+        rows: &Rows,
     ) {
         if self.watched.is_none() {
             return;
@@ -276,7 +276,7 @@ impl OwnDrafts {
         let picked: Vec<u32> = numbers.clone().map(|row| row as u32).collect();
         let rows = tools.device.picked_rows(tools.scratch, rows, &picked);
         let adapters = &RowAdapters::of_parts(parts, &self.seen).picked(numbers);
-        let [_, logits] = self.blocks[block].logits(tools, head, (&rows, adapters));
+        let [_, logits] = self.blocks[block].logits(tools, head, &rows, adapters);
         let n_vocab = logits.cols();
         let mut values = logits.into_vec();
         let Some(watched) = &mut self.watched else { return };

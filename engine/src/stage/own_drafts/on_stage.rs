@@ -73,9 +73,9 @@ impl Stage {
                 hidden
             }
             DraftInput::Stream => rows.hidden,
-            DraftInput::Streams(n) => streams_as_one(on, rows, n),
+            DraftInput::Streams(n) => streams_as_one(tools.device, tools.scratch, rows, n),
         };
-        drafts.read(&tools, head, (&parts, &tokens, &hidden));
+        drafts.read(&tools, head, &parts, &tokens, &hidden);
     }
 
     /// The sequences of a ubatch that drafts are wanted of, and how many of each.

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::Tools;
-use super::readings::Step;
 use crate::batch::SlotId;
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
@@ -39,15 +38,17 @@ impl Ring {
     pub(super) fn keep(
         &mut self,
         device: &Device,
-        (slot, pos): (SlotId, u32),
-        (from, rows): (&Rows, Range<usize>),
+        slot: SlotId,
+        pos: u32,
+        from: &Rows,
+        rows: Range<usize>,
     ) {
         let mut left = rows.end.saturating_sub(KEPT_HIDDEN).max(rows.start)..rows.end;
         while !left.is_empty() {
             let to = Self::at(slot, pos + (left.start - rows.start) as u32);
             let n = left.len().min((slot.0 as usize + 1) * KEPT_HIDDEN - to);
             let now = left.start..left.start + n;
-            copy_rows(device, (from, now.clone()), (&mut self.rows, to));
+            copy_rows(device, from, now.clone(), &mut self.rows, to);
             left.start = now.end;
         }
     }
@@ -58,19 +59,22 @@ impl Ring {
         device.picked_rows(scratch, &self.rows, &picked)
     }
 
-    /// Puts what is read with the tokens of a step before position `end` to its place, whose first row is `at`: the kept rows
-    /// before each of them. The first of a sequence has none. Gives the number of rows that are there then.
+    /// Puts what is read with the tokens at some positions to its place, whose first row is `at`: the kept rows before each of
+    /// them. The first of a sequence has none. Gives the number of rows that are there then.
     pub(super) fn put_before(
         &self,
         tools: &Tools<'_>,
-        (slot, step, end): (SlotId, &Step, u32),
-        (to, at): (&mut Rows, usize),
+        slot: SlotId,
+        positions: Range<u32>,
+        to: &mut Rows,
+        at: usize,
     ) -> usize {
-        let kept: Vec<_> = (step.from.saturating_sub(1)..end - 1).map(|pos| (slot, pos)).collect();
-        let first = usize::from(step.from == 0);
+        let before = positions.start.saturating_sub(1)..positions.end - 1;
+        let kept: Vec<_> = before.map(|pos| (slot, pos)).collect();
+        let first = usize::from(positions.start == 0);
         if !kept.is_empty() {
             let rows = self.picked(tools.device, tools.scratch, &kept);
-            copy_rows(tools.device, (&rows, 0..kept.len()), (to, at + first));
+            copy_rows(tools.device, &rows, 0..kept.len(), to, at + first);
         }
         first + kept.len()
     }
@@ -79,15 +83,17 @@ impl Ring {
     pub(super) fn copy(&mut self, device: &Device, scratch: &Scratch, src: SlotId, dst: SlotId) {
         let all: Vec<(SlotId, u32)> = (0..KEPT_HIDDEN as u32).map(|pos| (src, pos)).collect();
         let rows = self.picked(device, scratch, &all);
-        copy_rows(device, (&rows, 0..KEPT_HIDDEN), (&mut self.rows, Self::at(dst, 0)));
+        copy_rows(device, &rows, 0..KEPT_HIDDEN, &mut self.rows, Self::at(dst, 0));
     }
 }
 
 /// Copies rows to those of others from `at` on.
 pub(super) fn copy_rows(
     device: &Device,
-    (from, rows): (&Rows, Range<usize>),
-    (to, at): (&mut Rows, usize),
+    from: &Rows,
+    rows: Range<usize>,
+    to: &mut Rows,
+    at: usize,
 ) {
     let n = rows.len();
     if n == 0 {

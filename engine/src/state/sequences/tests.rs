@@ -1,7 +1,7 @@
 //! What ubatches may say of sequences, and what is refused.
 
 use super::*;
-use crate::batch::{Guidance, SamplerSetup};
+use crate::batch::{Companion, SamplerSetup};
 use proptest::prelude::*;
 
 const N_SLOTS: u32 = 3;
@@ -87,29 +87,29 @@ fn each_wrong_ubatch_is_refused_with_its_reason() {
 #[test]
 fn a_guide_stands_right_before_its_draw() {
     let mut s = sequences(Prefixes::All, false);
-    let setup = |guidance| Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
-    let with = |slot, guidance| match open(slot, &[slot]) {
+    let setup = |companion| Arc::new(SamplerSetup { companion, ..SamplerSetup::default() });
+    let with = |slot, companion| match open(slot, &[slot]) {
         SeqOp::Open { slot, blocks, request, .. } => {
-            SeqOp::Open { slot, blocks, sampler: Some(setup(guidance)), request }
+            SeqOp::Open { slot, blocks, sampler: Some(setup(companion)), request }
         }
         other => other,
     };
-    let ops = vec![with(0, Some(Guidance { scale: 2.0 })), with(1, None), open(2, &[2])];
+    let ops = vec![with(0, Some(Companion { scale: 2.0 })), with(1, None), open(2, &[2])];
     apply(&mut s, ops, vec![]).unwrap();
     let wanting = |slot, want| SeqPart { want, ..part(slot, 0, 1) };
-    let (guided, plain) = (wanting(0, Want::Sample), wanting(1, Want::Sample));
-    let guide = wanting(2, Want::Guide);
+    let (wants, plain) = (wanting(0, Want::Sample), wanting(1, Want::Sample));
+    let companion = wanting(2, Want::Companion);
     for (parts, says) in [
-        (vec![guided.clone()], "slot 0: a guided draw without"),
-        (vec![guide.clone()], "slot 2: a guide before no"),
-        (vec![guide.clone(), plain.clone()], "slot 2: a guide before no"),
-        (vec![guided.clone(), guide.clone()], "slot 0: a guided draw without"),
-        (vec![guide.clone(), plain.clone(), guided.clone()], "slot 2: a guide before no"),
+        (vec![wants.clone()], "slot 0: a draw without the companion"),
+        (vec![companion.clone()], "slot 2: a companion before no"),
+        (vec![companion.clone(), plain.clone()], "slot 2: a companion before no"),
+        (vec![wants.clone(), companion.clone()], "slot 0: a draw without the companion"),
+        (vec![companion.clone(), plain.clone(), wants.clone()], "slot 2: a companion before no"),
     ] {
         let error = apply(&mut s, vec![], parts).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
-    apply(&mut s, vec![], vec![plain, guide, guided]).unwrap();
+    apply(&mut s, vec![], vec![plain, companion, wants]).unwrap();
 }
 
 #[test]

@@ -68,9 +68,10 @@ pub(crate) fn gemma3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
 
 /// Their output matrix is the embedding.
 fn tied(shape: &Shape) -> Result<(), String> {
-    match shape.tied {
-        true => Ok(()),
-        false => Err("its output matrix is the embedding, choose a size where it is".to_owned()),
+    if shape.tied {
+        Ok(())
+    } else {
+        Err("its output matrix is the embedding, choose a size where it is".to_owned())
     }
 }
 

@@ -28,9 +28,10 @@ pub(crate) fn whole_heads(shape: &Shape) -> Result<(), String> {
 
 /// Refuses an output matrix that is the embedding: llama.cpp does, for these architectures.
 pub(crate) fn untied(shape: &Shape) -> Result<(), String> {
-    match shape.tied {
-        true => Err("it has an output matrix of its own, choose a size that has".to_owned()),
-        false => Ok(()),
+    if shape.tied {
+        Err("it has an output matrix of its own, choose a size that has".to_owned())
+    } else {
+        Ok(())
     }
 }
 

@@ -103,8 +103,9 @@ pub(crate) fn refact(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
 pub(crate) fn baichuan(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     whole_heads(shape)?;
-    match BAICHUANS.contains(&shape.n_layer) {
-        true => refact(shape, plan),
-        false => Err("it has 32 or 40 layers, choose a size with as many".to_owned()),
+    if BAICHUANS.contains(&shape.n_layer) {
+        refact(shape, plan)
+    } else {
+        Err("it has 32 or 40 layers, choose a size with as many".to_owned())
     }
 }

@@ -80,12 +80,12 @@ pub(super) fn attention(shape: &Shape, il: usize, plan: &mut ModelPlan) {
     plan.matrix("attn_output_b", Role::AttnOutput, &back, ATTENTION_GAIN);
     let Some(every) = every(shape, il) else { return };
     let overlaps = every == EVERY[0];
-    compressor(plan, "attn_compressor", [n_embd, width, every], overlaps);
+    compressor(plan, "attn_compressor", n_embd, width, every, overlaps);
     if overlaps {
         let (n_head, head_dim) = index_heads(shape);
         plan.matrix("indexer.proj", Role::Matrix, &[n_embd, n_head], 1.0);
         plan.matrix("indexer.attn_q_b", Role::Matrix, &[q_rank, n_head * head_dim], 1.0);
-        compressor(plan, "indexer_compressor", [n_embd, head_dim, every], overlaps);
+        compressor(plan, "indexer_compressor", n_embd, head_dim, every, overlaps);
     }
 }
 
@@ -93,7 +93,9 @@ pub(super) fn attention(shape: &Shape, il: usize, plan: &mut ModelPlan) {
 fn compressor(
     plan: &mut ModelPlan,
     stem: &str,
-    [n_embd, width, every]: [usize; 3],
+    n_embd: usize,
+    width: usize,
+    every: usize,
     overlaps: bool,
 ) {
     let n_input = if overlaps { 2 * width } else { width };

@@ -61,12 +61,11 @@ pub(crate) fn dots3note(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
     plan.count("attention.key_length_mla_swa", of_window.head_dim + latent.n_pe);
     plan.count("attention.value_length_mla_swa", of_window.head_dim);
     latent_layers(shape, &latent, plan, |il, plan| {
-        match windows[il] {
-            true => latent_attention(&of_window, &narrow, plan),
-            false => {
-                latent_attention(shape, &latent, plan);
-                index(shape, &latent, plan);
-            }
+        if windows[il] {
+            latent_attention(&of_window, &narrow, plan)
+        } else {
+            latent_attention(shape, &latent, plan);
+            index(shape, &latent, plan);
         }
         plan.norm("attn_k_norm", latent.n_pe);
         head_gate(shape, plan, shape.n_head);
@@ -142,15 +141,15 @@ pub(super) fn mean_index_metadata(shape: &Shape, plan: &mut ModelPlan) -> usize 
 /// The tensors of an index of means.
 pub(super) fn mean_index(shape: &Shape, plan: &mut ModelPlan) {
     let (n_head, head_dim) = index_heads(shape);
-    narrow_heads([shape.n_embd, n_head, head_dim], Role::Matrix, plan);
+    narrow_heads(shape.n_embd, n_head, head_dim, Role::Matrix, plan);
 }
 
 /// The tensors of an index of blocks. Files have them in f32, whatever the other matrices are.
 fn block_index(shape: &Shape, plan: &mut ModelPlan) {
-    narrow_heads([shape.n_embd, shape.n_head_kv, shape.head_dim], Role::Precise, plan);
+    narrow_heads(shape.n_embd, shape.n_head_kv, shape.head_dim, Role::Precise, plan);
 }
 
-fn narrow_heads([n_embd, n_head, head_dim]: [usize; 3], role: Role, plan: &mut ModelPlan) {
+fn narrow_heads(n_embd: usize, n_head: usize, head_dim: usize, role: Role, plan: &mut ModelPlan) {
     plan.matrix("indexer.q_proj", role, &[n_embd, n_head * head_dim], 1.0);
     plan.matrix("indexer.k_proj", role, &[n_embd, head_dim], 1.0);
     plan.norm("indexer.q_norm", head_dim);

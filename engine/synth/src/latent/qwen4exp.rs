@@ -52,12 +52,11 @@ pub(crate) fn qwen4exp(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String
             ngrams(shape, plan);
         }
         connection(shape, plan, "hc_attn");
-        match is_full(il) {
-            true => {
-                gated_attention(shape, plan);
-                mean_index(shape, plan);
-            }
-            false => delta_net(shape, &net, plan, false),
+        if is_full(il) {
+            gated_attention(shape, plan);
+            mean_index(shape, plan);
+        } else {
+            delta_net(shape, &net, plan, false)
         }
         connection(shape, plan, "hc_ffn");
         shared_and_routed(shape, plan);

@@ -45,7 +45,7 @@ pub(crate) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
             index(shape, latent, plan);
         }
         for block in ["hc_attn", "hc_ffn"] {
-            connection(shape, plan, block, [2 * STREAMS, 2]);
+            connection(shape, plan, block, 2 * STREAMS, 2);
         }
     })?;
     head_connection(shape, plan);
@@ -78,7 +78,7 @@ pub(crate) fn glm5_next(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
         dense_then_experts(shape, plan, il < n_dense, experts, experts.n_ff);
         if il < shape.n_layer {
             for block in ["hc_attn", "hc_ffn"] {
-                connection(shape, plan, block, [2 * STREAMS + STREAMS * STREAMS, 3]);
+                connection(shape, plan, block, 2 * STREAMS + STREAMS * STREAMS, 3);
             }
         }
     };
@@ -155,13 +155,13 @@ pub(crate) fn deepseek4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Strin
         sinks(shape, plan);
         ffn(shape, plan);
         if il < n_by_token {
-            plan.token_experts(shape.vocab, [experts.used, experts.count]);
+            plan.token_experts(shape.vocab, experts.used, experts.count);
         } else {
             plan.bias("exp_probs_b", experts.count);
         }
         ffn_matrices(plan, "_shexp", shape.n_embd, experts.n_ff);
         for block in ["hc_attn", "hc_ffn"] {
-            connection(shape, plan, block, [(2 + STREAMS) * STREAMS, 3]);
+            connection(shape, plan, block, (2 + STREAMS) * STREAMS, 3);
         }
         if il >= shape.n_layer {
             prediction(shape, plan);
@@ -177,7 +177,7 @@ fn streams_metadata(plan: &mut ModelPlan) {
 }
 
 /// What joins a block to the streams.
-fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str, [n, n_scales]: [usize; 2]) {
+fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str, n: usize, n_scales: usize) {
     let width = STREAMS * shape.n_embd;
     let fill = Fill::Normal(1.0 / (width as f32).sqrt());
     plan.precise(&format!("{block}_fn.weight"), &[width, n], fill);

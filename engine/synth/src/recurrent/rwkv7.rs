@@ -56,9 +56,10 @@ pub(super) fn check(shape: &Shape) -> Result<(), String> {
     if tied {
         return Err("it has an output matrix of its own, choose a size that has".to_owned());
     }
-    match n_embd.is_multiple_of(head_dim) && head_dim.is_multiple_of(16) {
-        true => Ok(()),
-        false => Err(format!("heads of {head_dim} do not fill a width of {n_embd}")),
+    if n_embd.is_multiple_of(head_dim) && head_dim.is_multiple_of(16) {
+        Ok(())
+    } else {
+        Err(format!("heads of {head_dim} do not fill a width of {n_embd}"))
     }
 }
 

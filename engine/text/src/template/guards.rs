@@ -195,10 +195,7 @@ pub fn method(
         }
     }
     let made = python::method(state, value, name, args)?;
-    match MAKE_ITEMS.contains(&name) {
-        true => Meter::of(state).with_new_items(made),
-        false => Ok(made),
-    }
+    if MAKE_ITEMS.contains(&name) { Meter::of(state).with_new_items(made) } else { Ok(made) }
 }
 
 /// Refuses namespaces and loops, also among named arguments.

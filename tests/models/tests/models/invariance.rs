@@ -414,7 +414,7 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
             ahead: None,
         };
         let copy = |stage: &Stage, len: usize, pages: u32| {
-            stage.copy_new(SlotId(0), (len as u32, None), pages, CopyRoom::fresh(1 << 30)).unwrap()
+            stage.copy_new(SlotId(0), len as u32, None, pages, CopyRoom::fresh(1 << 30)).unwrap()
         };
         line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
         let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();

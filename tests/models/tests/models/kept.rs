@@ -12,7 +12,7 @@ use brigade_engine::batch::{
 };
 use brigade_engine::device::Device;
 use brigade_engine::kernels::select;
-use brigade_engine::stage::{KeptWeights, Stage, StageConfig, StageOutput};
+use brigade_engine::stage::{KeptWeights, NextStage, Stage, StageConfig, StageOutput};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_model_tests::line::ONE_SEQUENCE;
@@ -145,9 +145,8 @@ fn loaded_ahead(model: &Arc<Gguf>, before: Range<usize>, layers: Range<usize>) {
     let ahead = KeptWeights::load_ahead(
         &brigade_models::described(model).unwrap(),
         source.clone(),
-        (wanted, false),
-        has,
-        (&device, 0),
+        NextStage { layers: wanted, has, own_drafts: false, host_experts: 0 },
+        &device,
         &mut |_| (),
     )
     .unwrap();
@@ -254,9 +253,8 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
         let ahead = KeptWeights::load_ahead(
             &brigade_models::described(&model).unwrap(),
             source.clone(),
-            (wanted, false),
-            has,
-            (&device, 0),
+            NextStage { layers: wanted, has, own_drafts: false, host_experts: 0 },
+            &device,
             &mut |_| (),
         );
         let lacks: BTreeSet<_> = in_file(&layers).difference(&in_file(&both)).copied().collect();
@@ -336,9 +334,8 @@ fn a_block_of_drafts_is_loaded_ahead() {
         let ahead = KeptWeights::load_ahead(
             &brigade_models::described(&model).unwrap(),
             source.clone(),
-            (layers.clone(), true),
-            has,
-            (&device, 0),
+            NextStage { layers: layers.clone(), has, own_drafts: true, host_experts: 0 },
+            &device,
             &mut |_| (),
         );
         assert_eq!(source.layers_read().0.contains(&6), before.end < 6, "{before:?}");

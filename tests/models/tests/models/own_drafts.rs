@@ -304,9 +304,8 @@ fn entries_are_those_of_a_sequence_without_drafts_or_grafts() {
                 assert_eq!((token.id, &token.drafted), (wanted.id, &wanted.drafted), "{name}");
             };
             let copy = |first_own: u32| {
-                let own = |page: u32| match page < first_own {
-                    true => PageId(page),
-                    false => PageId(per_slot + page),
+                let own = |page: u32| {
+                    if page < first_own { PageId(page) } else { PageId(per_slot + page) }
                 };
                 let (src, dst, len) = (SlotId(0), SlotId(1), len as u32);
                 let (blocks, sampler) =

@@ -55,9 +55,10 @@ fn byte_tokens() -> impl Iterator<Item = String> {
 /// GPT-2's letters for bytes: those that print stand for themselves, the others for U+0100 and what follows.
 fn byte_letters() -> impl Iterator<Item = String> {
     let prints = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let letter = move |byte: u8| match prints(byte) {
-        true => char::from(byte),
-        false => {
+    let letter = move |byte: u8| {
+        if prints(byte) {
+            char::from(byte)
+        } else {
             let n_before = (0..byte).filter(|&other| !prints(other)).count();
             char::from_u32(256 + n_before as u32).unwrap()
         }
@@ -118,9 +119,10 @@ fn every_pre_tokenizer_cuts_as_llama_cpp_does() {
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         // llama.cpp aborts at a space under this name.
         let without_spaces = name == "whitespace";
-        let texts: Vec<String> = match without_spaces {
-            true => found.texts.iter().map(|text| text.split_whitespace().collect()).collect(),
-            false => found.texts.clone(),
+        let texts: Vec<String> = if without_spaces {
+            found.texts.iter().map(|text| text.split_whitespace().collect()).collect()
+        } else {
+            found.texts.clone()
         };
         let wrong = wrong(&tokenizer, texts.iter().map(String::as_str), &found.hashes[group]);
         differ.extend(wrong.into_iter().map(|text| format!("{name}: {text}")));

@@ -100,7 +100,7 @@ fn read_with(
     let mut left = MAX_TEMPLATE_VALUES;
     let mut common =
         Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;
-    common.guide.encode(|negative| text.encode_prompt(negative))?;
+    common.companion.encode(|negative| text.encode_prompt(negative))?;
     common.constraint = common.form.as_ref().map(of_text).transpose()?;
     if common.n != 1 {
         let message = format!("n is {}: one text stands between two others", common.n);

@@ -50,7 +50,7 @@ impl Line {
             return begins;
         }
         let space = Space::of(request);
-        for (half, state) in [Half::Own, Half::Guide].into_iter().zip(&mut begins.states) {
+        for (half, state) in [Half::Own, Half::Companion].into_iter().zip(&mut begins.states) {
             let Some(tokens) = pending.known(half) else { continue };
             let prompt = Prompt { tokens: &tokens, space: &space };
             let best = self.best(live, prompt);
@@ -78,7 +78,7 @@ impl Line {
 mod tests {
     use std::sync::Arc;
 
-    use brigade_engine::batch::{Guidance, SamplerSetup, SlotId};
+    use brigade_engine::batch::{Companion, SamplerSetup, SlotId};
     use brigade_spec::Prefixes;
 
     use super::*;
@@ -96,12 +96,15 @@ mod tests {
         (0..N).map(|i| first + i).collect()
     }
 
-    fn request(id: u64, prompt: Vec<u32>, guide: Option<Vec<u32>>) -> Request {
-        let guidance = guide.is_some().then_some(Guidance { scale: 2.0 });
-        let sampler = Arc::new(SamplerSetup { guidance, ..SamplerSetup::default() });
+    fn request(id: u64, prompt: Vec<u32>, companion: Option<Vec<u32>>) -> Request {
+        let of_draws = companion.is_some().then_some(Companion { scale: 2.0 });
+        let sampler = Arc::new(SamplerSetup { companion: of_draws, ..SamplerSetup::default() });
         let (max_tokens, stop_tokens) = (64, [].into());
         let work = Work::Generate { max_tokens, sure: max_tokens, sampler, stop_tokens };
-        Request { guide: guide.map(Into::into), ..Request::new(RequestId(id), prompt, work) }
+        Request {
+            companion: companion.map(Into::into),
+            ..Request::new(RequestId(id), prompt, work)
+        }
     }
 
     /// A line with states of these tokens, two pages each, the first one unused longest.
@@ -146,13 +149,17 @@ mod tests {
 
     #[test]
     fn what_a_guided_request_would_begin_with_goes_last_for_both_of_its_prompts() {
-        let [own, guide, other] = [1_000, 2_000, 3_000].map(tokens);
-        for (is_guided, goes) in [(true, [2, 0, 1]), (false, [1, 2, 0])] {
-            let (mut line, ids) = line(16, &[&own, &guide, &other]);
+        let [own, companion, other] = [1_000, 2_000, 3_000].map(tokens);
+        for (has_companion, goes) in [(true, [2, 0, 1]), (false, [1, 2, 0])] {
+            let (mut line, ids) = line(16, &[&own, &companion, &other]);
             let mut waiting = Waiting::new(9);
-            let guide = is_guided.then(|| behind(&guide));
-            waiting.push(0, request(1, behind(&own), guide)).unwrap();
-            assert_eq!(order(&mut line, &mut waiting), goes.map(|i: usize| ids[i]), "{is_guided}");
+            let companion = has_companion.then(|| behind(&companion));
+            waiting.push(0, request(1, behind(&own), companion)).unwrap();
+            assert_eq!(
+                order(&mut line, &mut waiting),
+                goes.map(|i: usize| ids[i]),
+                "{has_companion}"
+            );
         }
     }
 

@@ -46,9 +46,9 @@ pub(crate) struct Kept {
     pub blocks: Vec<PageId>,
     pub node: NodeId,
     pub owner: u64,
-    /// The request whose end it is; `None` for a prompt's end or a guide's, or if it came from elsewhere.
+    /// The request whose end it is; `None` for a prompt's end or a companion's, or if it came from elsewhere.
     pub request: Option<RequestId>,
-    /// The running sequence that it was or is a copy of, or whose guide; `None` if it came from elsewhere.
+    /// The running sequence that it was or is a copy of, or whose companion; `None` if it came from elsewhere.
     pub left_by: Option<SeqNo>,
     pub place: Place,
     /// Whether the stages hold its state already.
@@ -355,7 +355,7 @@ impl KeptPool {
             let behind = self.holders_behind(node, seen);
             readers.extend(behind.filter_map(|holder| match holder {
                 Holder::Live(no, Half::Own) => Some((no, common)),
-                Holder::Live(_, Half::Guide) | Holder::Kept(_) => None,
+                Holder::Live(_, Half::Companion) | Holder::Kept(_) => None,
             }));
             seen = Some(node);
         }
@@ -372,7 +372,7 @@ impl KeptPool {
         forks
     }
 
-    /// The nodes of states that a running sequence and its guide left behind, while they are kept.
+    /// The nodes of states that a running sequence and its companion left behind, while they are kept.
     pub fn left_by(&self, no: SeqNo) -> Vec<NodeId> {
         let left = self.all.values().filter(|kept| kept.left_by == Some(no));
         left.map(|kept| kept.node).collect()

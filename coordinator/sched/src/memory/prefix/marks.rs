@@ -84,7 +84,7 @@ impl Admitted {
         Some(next.at - self.sent)
     }
 
-    /// Whether it or its guide has a mark at the end of the rows sent.
+    /// Whether it or its companion has a mark at the end of the rows sent.
     pub fn is_at_mark(&self) -> bool {
         self.halves().any(|half| half.marks.iter().any(|mark| mark.at == half.sent))
     }

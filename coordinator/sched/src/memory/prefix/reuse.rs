@@ -32,7 +32,7 @@ impl Admitted {
 
     /// The half of the guided request that this sequence is.
     fn half(&self) -> Half {
-        if self.is_guide { Half::Guide } else { Half::Own }
+        if self.is_companion { Half::Companion } else { Half::Own }
     }
 
     /// How many of the tokens that it knew at first other sequences can begin with.
@@ -46,7 +46,7 @@ fn half_of(live: &Live, no: SeqNo, half: Half) -> Option<&Admitted> {
     let sequence = live.of(no)?;
     match half {
         Half::Own => Some(sequence),
-        Half::Guide => sequence.guide.as_deref(),
+        Half::Companion => sequence.companion.as_deref(),
     }
 }
 
@@ -65,10 +65,10 @@ struct Begins<'a> {
 impl Line {
     /// Slots and pages that `request` may ever need.
     pub fn needs(&self, request: &Request) -> Needs {
-        let guide = request.guide_positions();
-        let slots = 1 + u32::from(guide.is_some());
+        let companion = request.companion_positions();
+        let slots = 1 + u32::from(companion.is_some());
         let pages = self.pages_of(request.positions());
-        Needs { slots, pages: pages.saturating_add(self.pages_of(guide.unwrap_or(0))) }
+        Needs { slots, pages: pages.saturating_add(self.pages_of(companion.unwrap_or(0))) }
     }
 
     /// Whether all that `request` may ever need is free, or held for kept sequences alone.
@@ -140,13 +140,14 @@ impl Line {
     /// # Panics
     /// If there is no room ([`Line::has_room`]).
     pub fn admit(&mut self, live: &Live, pending: Pending) -> Admitted {
-        let guide = pending.guide();
+        let companion = pending.companion();
         let mut sequence = self.admit_one(live, pending, Half::Own);
-        let guide = guide.map(|guide| Box::new(self.admit_one(live, guide, Half::Guide)));
+        let companion =
+            companion.map(|companion| Box::new(self.admit_one(live, companion, Half::Companion)));
         // Reused tokens are not counted as progress of this request.
-        let reused = sequence.reused + guide.as_ref().map_or(0, |guide| guide.reused);
+        let reused = sequence.reused + companion.as_ref().map_or(0, |companion| companion.reused);
         sequence.furthest = sequence.furthest.max(reused);
-        sequence.guide = guide;
+        sequence.companion = companion;
         sequence
     }
 
@@ -212,8 +213,8 @@ impl Line {
             checkpointed: reused,
             restoring: false,
             mu,
-            guide: None,
-            is_guide: half == Half::Guide,
+            companion: None,
+            is_companion: half == Half::Companion,
             drafts: request.drafts,
             own_drafts,
             ahead: None,
@@ -369,9 +370,9 @@ impl Line {
     /// A sequence ended: its state is kept as far as its rows were sent, or released. Rows still on their way do not
     /// matter: copies of it come after them in order.
     pub fn retire(&mut self, no: SeqNo, mut sequence: Admitted) {
-        // The guide first: where one is kept, it is the sequence itself.
-        if let Some(guide) = sequence.guide.take() {
-            self.retire(no, *guide);
+        // The companion first: where one is kept, it is the sequence itself.
+        if let Some(companion) = sequence.companion.take() {
+            self.retire(no, *companion);
         }
         if !self.worth_keeping(&sequence) {
             return self.release(&sequence);
@@ -395,7 +396,7 @@ impl Line {
             self.blocks.give_back(block, Holder::Running);
         }
         blocks.truncate(n_used);
-        let request = (!sequence.is_guide).then_some(sequence.request);
+        let request = (!sequence.is_companion).then_some(sequence.request);
         if sequence.named {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
         }
@@ -443,11 +444,11 @@ impl Line {
     /// Keeps the states at the marks that prompts have reached, before their next rows are sent.
     pub fn keep_marks(&mut self, live: &mut Live) {
         for no in live.prefilling.clone() {
-            for half in [Half::Guide, Half::Own] {
+            for half in [Half::Companion, Half::Own] {
                 let sequence = live.get_mut(no);
                 let sequence = sequence.and_then(|sequence| match half {
                     Half::Own => Some(sequence),
-                    Half::Guide => sequence.guide.as_deref_mut(),
+                    Half::Companion => sequence.companion.as_deref_mut(),
                 });
                 if let Some(sequence) = sequence
                     && let Some(mark) = sequence.take_mark()

@@ -72,7 +72,7 @@ impl Line {
     /// Whether a request may begin with a prompt that is still being computed.
     pub(super) fn waits_for_readers(&self, request: &Request) -> bool {
         let leaves_states = self.spec.prefixes == Prefixes::All || self.marks;
-        self.reuses(request) && leaves_states && request.guide.is_none()
+        self.reuses(request) && leaves_states && request.companion.is_none()
     }
 
     /// Up to where a running sequence reads what a prompt begins with, if that spares enough rows behind `begin`, where the

@@ -93,7 +93,7 @@ impl Scheduler {
     /// How many tokens of a request's prompt it would begin with now; `None` where its kind never reuses states.
     pub fn begins_with(&self, request: &Request) -> Option<u32> {
         let line = self.line.as_ref().filter(|line| !line.faulted && !line.is_parting())?;
-        if !line.reuses(request) || request.guide.is_some() {
+        if !line.reuses(request) || request.companion.is_some() {
             return None;
         }
         let space = Space::new(request.namespace(), &request.adapters);

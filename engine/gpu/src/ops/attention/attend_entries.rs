@@ -137,7 +137,7 @@ impl Gpu {
 fn page_lists(op: &AttendEntries<'_, OnGpu>, n_rows: usize) -> PageLists {
     const OP: &str = "attend_entries";
     let (address, len) = op.pool.map_or((0, 0), |pool| (pool.address(), pool.len()));
-    let n_pages = check_entries(op.layout, OP, (address, len));
+    let n_pages = check_entries(op.layout, OP, address, len);
     match op.pool {
         Some(_) => PageLists::of_pages(OP, n_pages, op.parts, n_rows),
         None => PageLists { pages: Vec::new(), starts: vec![0; op.parts.len()] },

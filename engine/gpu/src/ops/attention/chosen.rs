@@ -36,6 +36,14 @@ struct ChosenSpans<'a> {
     pools: Span<'a>,
 }
 
+/// Where the keys of rows are copied from.
+struct CopyFrom<'a> {
+    over: &'a AttendPages<'a>,
+    chosen: &'a ChosenSpans<'a>,
+    /// The lists of the parts' pages.
+    pages: Span<'a>,
+}
+
 /// A row whose keys are copied to pages of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopiedRow {
@@ -90,7 +98,7 @@ impl Gpu {
         let AttendPages { layout, pool, parts, .. } = *over;
         assert_eq!(layout.n_kv_head, 1, "attend_chosen: keys of several heads");
         assert!(sizes.positions > 0 && sizes.per_row > 0, "attend_chosen: pools without sizes");
-        check_pool(layout, "attend_chosen", (pool.address(), pool.len()));
+        check_pool(layout, "attend_chosen", pool.address(), pool.len());
         let lists = PageLists::new("attend_chosen", layout, pool.len(), parts, n_rows);
         let near: Vec<AttendPart<'_>> = parts
             .iter()
@@ -109,15 +117,15 @@ impl Gpu {
         if far.is_empty() {
             return Ok(());
         }
-        let copied = KvLayout { index_dim: 0, ..*layout };
+        let copied = without_index(layout);
         let row_pages = sizes.width().div_ceil(KV_PAGE);
         let of_row = row_pages * copied.page_bytes();
         let at_once = (ROOM_BYTES / of_row).clamp(1, far.len());
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));
         let mut room = self.buffer(of_row * at_once, Purpose::Activations)?;
+        let from = CopyFrom { over, chosen, pages };
         for rows in far.chunks(at_once) {
-            let to = (&copied, room.span_mut());
-            self.copy_keys(over, (chosen, pages), rows, row_pages, to);
+            self.copy_keys(&from, rows, row_pages, room.span_mut());
             let rows: Vec<CopiedRow> = rows
                 .iter()
                 .enumerate()
@@ -157,14 +165,8 @@ impl Gpu {
     }
 
     /// Copies the keys of each row's positions to pages of its own, one row's behind the other's.
-    fn copy_keys(
-        &self,
-        over: &AttendPages<'_>,
-        (chosen, pages): (&ChosenSpans<'_>, Span<'_>),
-        rows: &[Row],
-        row_pages: usize,
-        (copied, room): (&KvLayout, SpanMut<'_>),
-    ) {
+    fn copy_keys(&self, from: &CopyFrom<'_>, rows: &[Row], row_pages: usize, room: SpanMut<'_>) {
+        let CopyFrom { over, chosen, pages } = *from;
         let layout = over.layout;
         let n_places = chosen.sizes.width();
         let of_key = layout.head_dim_k.next_multiple_of(LANES) * layout.ty.code_bytes() / LINE;
@@ -175,7 +177,7 @@ impl Gpu {
             from: over.pool.address(),
             to: room.address(),
             from_bytes: count(layout.page_bytes()),
-            to_bytes: count(copied.page_bytes()),
+            to_bytes: count(without_index(layout).page_bytes()),
             n_rows: count(rows.len()),
             row_pages: count(row_pages),
             n_places: count(n_places),
@@ -190,4 +192,9 @@ impl Gpu {
         // there is room: no place is behind the last.
         unsafe { self.dispatch(Order::After, &COPY, &constants, &push, groups) };
     }
+}
+
+/// The pages that keys are copied to: an index has no keys there.
+fn without_index(layout: &KvLayout) -> KvLayout {
+    KvLayout { index_dim: 0, ..*layout }
 }

@@ -35,6 +35,15 @@ pub type AttendPages<'a> = brigade_ops::AttendOver<'a, Span<'a>, Span<'a>>;
 /// What few models change of attention in a GPU's memory.
 pub type AttendVariant<'a> = brigade_ops::AttendVariant<'a, Span<'a>>;
 
+/// A batch, and where its kernels read what the plan says of it.
+#[derive(Clone, Copy)]
+struct Uploaded<'a> {
+    batch: &'a Batch,
+    tiles: Span<'a>,
+    pages: Span<'a>,
+    lists: PageList,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct SpanPush {
@@ -93,8 +102,7 @@ impl Gpu {
         let n_pages = check(over, q.values(), out.values());
         let sight = Sight { window: over.variant.window, both_ways: over.variant.both_ways };
         let listed = over.variant.blocks.map(|blocks| listed(&blocks, over.parts));
-        let sees = (sight, listed);
-        let plan = Plan::new(over.layout, over.parts, group(over), sees, n_pages);
+        let plan = Plan::new(over.layout, over.parts, group(over), sight, listed, n_pages);
         if plan.batches.is_empty() {
             return Ok(());
         }
@@ -112,8 +120,9 @@ impl Gpu {
         let pages = self.upload(bytemuck::cast_slice(&plan.pages));
         for batch in &plan.batches {
             let tiles = self.upload(bytemuck::cast_slice(&batch.tiles));
-            self.attend_spans(over, batch, (tiles, pages, lists), q, states.span_mut());
-            self.merge_spans(over, batch, (tiles, lists), states.span(), out.address());
+            let uploaded = Uploaded { batch, tiles, pages, lists };
+            self.attend_spans(over, uploaded, q, states.span_mut());
+            self.merge_spans(over, uploaded, states.span(), out.address());
         }
         Ok(())
     }
@@ -122,11 +131,11 @@ impl Gpu {
     fn attend_spans(
         &self,
         over: &AttendPages<'_>,
-        batch: &Batch,
-        (tiles, pages, lists): (Span<'_>, Span<'_>, PageList),
+        uploaded: Uploaded<'_>,
         q: Span<'_>,
         states: SpanMut<'_>,
     ) {
+        let Uploaded { batch, tiles, pages, lists } = uploaded;
         let (layout, variant) = (over.layout, &over.variant);
         let push = SpanPush {
             pool: over.pool.address(),
@@ -165,11 +174,11 @@ impl Gpu {
     fn merge_spans(
         &self,
         over: &AttendPages<'_>,
-        batch: &Batch,
-        (tiles, lists): (Span<'_>, PageList),
+        uploaded: Uploaded<'_>,
         states: Span<'_>,
         result: u64,
     ) {
+        let Uploaded { batch, tiles, lists, .. } = uploaded;
         let (layout, variant) = (over.layout, &over.variant);
         let push = MergePush {
             tiles: tiles.address(),
@@ -208,7 +217,7 @@ fn check(over: &AttendPages<'_>, q_len: usize, out_len: usize) -> usize {
     let (dk, dv) = (over.layout.head_dim_k, over.layout.head_dim_v);
     assert!((1..=MAX_KEY).contains(&dk), "attend: keys of {dk} elements");
     assert!((1..=MAX_VALUE).contains(&dv), "attend: values of {dv} elements");
-    check_pool(over.layout, "attend", (over.pool.address(), over.pool.len()))
+    check_pool(over.layout, "attend", over.pool.address(), over.pool.len())
 }
 
 /// The constant by which shaders know what is changed: see `attend_tile.glsl`.

@@ -88,7 +88,8 @@ impl Plan {
         layout: &KvLayout,
         parts: &[AttendPart<'_>],
         group: usize,
-        (sight, listed): (Sight, Option<Listed>),
+        sight: Sight,
+        listed: Option<Listed>,
         n_pages: usize,
     ) -> Self {
         let mut plan = Self { batches: Vec::new(), pages: Vec::new(), far_rows: Vec::new() };
@@ -115,7 +116,7 @@ impl Plan {
             }
         }
         if let Some(listed) = listed {
-            plan.add_listed(layout, (parts, &firsts), group, listed);
+            plan.add_listed(layout, parts, &firsts, group, listed);
         }
         plan.batches.retain(|batch| !batch.tiles.is_empty());
         plan
@@ -125,7 +126,8 @@ impl Plan {
     fn add_listed(
         &mut self,
         layout: &KvLayout,
-        (parts, firsts): (&[AttendPart<'_>], &[u32]),
+        parts: &[AttendPart<'_>],
+        firsts: &[u32],
         group: usize,
         listed: Listed,
     ) {

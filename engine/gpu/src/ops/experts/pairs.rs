@@ -55,11 +55,12 @@ impl Gpu {
             lists.shares.iter().map(|share| share.pair).collect()
         };
         let pairs = self.list(routing, ExpertRoutes::pairs, of_shares);
-        let weights = match are_weighed {
-            true => self.upload(bytemuck::cast_slice(&vec![1.0f32; routing.n_pairs()])),
-            false => self.list(routing, ExpertRoutes::weights, |lists| -> Vec<f32> {
+        let weights = if are_weighed {
+            self.upload(bytemuck::cast_slice(&vec![1.0f32; routing.n_pairs()]))
+        } else {
+            self.list(routing, ExpertRoutes::weights, |lists| -> Vec<f32> {
                 lists.shares.iter().map(|share| share.weight).collect()
-            }),
+            })
         };
         self.scatter_add(out, d, x, pairs, weights);
     }

@@ -116,7 +116,7 @@ impl Gpu {
         let (n, n_used) = (rows.len(), routes.n_used);
         assert!(rows.end <= routes.n_rows(), "work_of_rows: {rows:?} of {}", routes.n_rows());
         let n_expert = routes.work.n_expert();
-        let work = self.expert_work([n, routes.n_pairs()], n * n_used, n_expert)?;
+        let work = self.expert_work(n, routes.n_pairs(), n * n_used, n_expert)?;
         let first = 4 * rows.start * n_used;
         let part = |list| routes.list(list).part(first..first + 4 * work.n_pairs()).address();
         let lists =
@@ -135,7 +135,7 @@ impl Gpu {
     ) -> Result<ExpertRoutes, GpuError> {
         let n_pairs = count(n_rows * n_used) as usize;
         let lists = self.buffer(4 * LISTS * n_pairs, Purpose::Activations)?;
-        let work = self.expert_work([n_rows, n_rows], n_pairs, n_expert)?;
+        let work = self.expert_work(n_rows, n_rows, n_pairs, n_expert)?;
         Ok(ExpertRoutes { lists, n_used, work })
     }
 

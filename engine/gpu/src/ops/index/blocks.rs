@@ -64,6 +64,18 @@ struct Push {
     positions: u32,
 }
 
+/// What is scored, and how scores lie.
+struct Scored {
+    keys: IndexKeys,
+    /// Address of the lists of pages.
+    pages: u64,
+    n_head: usize,
+    /// Of a block.
+    positions: usize,
+    /// Scores of a line.
+    stride: usize,
+}
+
 impl Gpu {
     /// Writes the blocks that each head of each row attends to, ascending, as u32 to `out` `[n_rows, n_kv_head, per_row]`.
     /// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. `false`: all rows do, and
@@ -93,7 +105,7 @@ impl Gpu {
         let n_rows = q.values() / (n_head * dim);
         assert_eq!(q.values(), n_rows * n_head * dim, "choose_blocks: length of q");
         assert_eq!(out.values(), n_rows * n_head * per_row, "choose_blocks: length of out");
-        let keys = IndexKeys::new("choose_blocks", layout, (pool.address(), pool.len()));
+        let keys = IndexKeys::new("choose_blocks", layout, pool.address(), pool.len());
         let lists = PageLists::new("choose_blocks", layout, pool.len(), parts, n_rows);
         let mut tiles = tiles(index, &lists);
         let Some(n_pos) = tiles.iter().map(|tile| tile.end(n_head)).max() else {
@@ -105,6 +117,7 @@ impl Gpu {
         let stride = n_pos.div_ceil(positions);
         let at_once = at_once(tiles.len(), QUERIES, stride);
         let mut scores = self.buffer(4 * stride * QUERIES * at_once, Purpose::Activations)?;
+        let scored = Scored { keys, pages, n_head, positions, stride };
         let best = Best {
             wanted: per_row - newest,
             n_behind: newest,
@@ -116,27 +129,15 @@ impl Gpu {
         for tiles in tiles.chunks_mut(at_once) {
             let lines = lines_of(tiles, n_head, sizes);
             self.fill(scores.span_mut(), 0.0);
-            self.block_scores(
-                tiles,
-                (keys, pages, positions),
-                (n_head, q),
-                stride,
-                scores.span_mut(),
-            );
+            self.block_scores(&scored, tiles, q, scores.span_mut());
             self.best(best, &lines, scores.span(), stride, out.again());
         }
         Ok(true)
     }
 
     /// Scores of the blocks that the tiles' queries see, `[lines, stride]`; zeros of others.
-    fn block_scores(
-        &self,
-        tiles: &[Tile],
-        (keys, pages, positions): (IndexKeys, u64, usize),
-        (n_head, q): (usize, Span<'_>),
-        stride: usize,
-        scores: SpanMut<'_>,
-    ) {
+    fn block_scores(&self, scored: &Scored, tiles: &[Tile], q: Span<'_>, scores: SpanMut<'_>) {
+        let Scored { keys, pages, n_head, positions, stride } = *scored;
         let n_pos = tiles.iter().map(|tile| tile.end(n_head)).max().unwrap_or(0);
         let pages_per_tile = n_pos.div_ceil(KV_PAGE);
         let n_units = tiles.len() * pages_per_tile;

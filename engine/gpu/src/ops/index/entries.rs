@@ -52,7 +52,7 @@ fn index_keys(layout: &EntryLayout, pool: u64) -> IndexKeys {
 ///
 /// # Panics
 /// If positions of entries are no such, or it is no row of pages.
-pub(crate) fn check_entries(layout: &EntryLayout, op: &str, (address, len): (u64, usize)) -> usize {
+pub(crate) fn check_entries(layout: &EntryLayout, op: &str, address: u64, len: usize) -> usize {
     let EntryLayout { every, width, .. } = *layout;
     let fits = every > 0 && (every.is_multiple_of(KV_PAGE) || KV_PAGE.is_multiple_of(every));
     assert!(fits && width > 0, "{op}: entries of {every} positions, {width} wide");
@@ -71,7 +71,7 @@ impl Gpu {
         op.check();
         let WriteEntries { layout, pool, new, keys, index } = op;
         let EntryLayout { every, width, index_dim, .. } = *layout;
-        let n_pages = check_entries(layout, "write_entries", (pool.address(), pool.len()));
+        let n_pages = check_entries(layout, "write_entries", pool.address(), pool.len());
         let place = |pages: &[PageId], entry: usize| {
             let last = entry * every + every - 1;
             let page = pages[last / KV_PAGE].0;
@@ -115,7 +115,7 @@ impl Gpu {
         let n_rows = op.check();
         let ChooseEntries { layout, pool, parts, n_head, per_row, q, weights, out } = op;
         let dim = layout.index_dim;
-        let n_pages = check_entries(layout, "choose_entries", (pool.address(), pool.len()));
+        let n_pages = check_entries(layout, "choose_entries", pool.address(), pool.len());
         let lists = PageLists::of_pages("choose_entries", n_pages, parts, n_rows);
         let far = far_rows(layout, parts, &lists, per_row);
         let pages = self.upload(bytemuck::cast_slice(&lists.pages));

@@ -49,7 +49,7 @@ impl Gpu {
     pub fn choose_by_means(&self, mut op: ChooseByMeans<'_, OnGpu>) -> Result<(), GpuError> {
         let n_rows = op.check();
         let (layout, pool, parts) = (op.layout, op.pool, op.parts);
-        let keys = IndexKeys::new("choose_by_means", layout, (pool.address(), pool.len()));
+        let keys = IndexKeys::new("choose_by_means", layout, pool.address(), pool.len());
         let lists = PageLists::new("choose_by_means", layout, pool.len(), parts, n_rows);
         self.fill(op.out.again(), 0.0);
         let mut weights = self.buffer(4 * n_rows * op.n_head, Purpose::Activations)?;
@@ -59,7 +59,7 @@ impl Gpu {
         let parts = parts.iter().zip(&lists.starts);
         for (part, start) in parts.filter(|(part, _)| part.n_near(near) < part.n_rows) {
             let pages = pages.part(4 * *start as usize..pages.len());
-            let means = self.means(&op, part, (keys, pages))?;
+            let means = self.means(&op, part, keys, pages)?;
             self.choose_of_part(&mut op, part, means.span(), weights.span())?;
         }
         Ok(())
@@ -107,7 +107,8 @@ impl Gpu {
         &self,
         op: &ChooseByMeans<'_, OnGpu>,
         part: &AttendPart<'_>,
-        (keys, pages): (IndexKeys, Span<'_>),
+        keys: IndexKeys,
+        pages: Span<'_>,
     ) -> Result<GpuBuffer, GpuError> {
         let (positions, dim, n) = (op.sizes.positions, op.layout.index_dim, op.n_whole(part));
         let mut means = self.buffer(4 * n * dim, Purpose::Activations)?;

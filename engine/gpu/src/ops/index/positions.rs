@@ -121,7 +121,7 @@ impl Gpu {
         assert_eq!(count(weights.values()) as usize, n_rows * n_head, "choose: weights");
         assert_eq!(q.values(), n_rows * n_head * dim, "choose: length of q");
         assert_eq!(out.values(), n_rows * per_row, "choose: length of out");
-        let keys = IndexKeys::new("choose", layout, (pool.address(), pool.len()));
+        let keys = IndexKeys::new("choose", layout, pool.address(), pool.len());
         let lists = PageLists::new("choose", layout, pool.len(), parts, n_rows);
         self.fill(out.again(), 0.0);
 

@@ -35,8 +35,8 @@ impl IndexKeys {
     ///
     /// # Panics
     /// If pages have no keys of an index, or the pool is no row of pages.
-    pub(crate) fn new(op: &str, layout: &KvLayout, (address, len): (u64, usize)) -> Self {
-        check_pool(layout, op, (address, len));
+    pub(crate) fn new(op: &str, layout: &KvLayout, address: u64, len: usize) -> Self {
+        check_pool(layout, op, address, len);
         assert!(layout.index_dim > 0, "{op}: pages without keys of an index");
         let heads = KvLayout { index_dim: 0, ..*layout }.page_bytes();
         let in_keys = layout.values == ValuePlace::InKeys;

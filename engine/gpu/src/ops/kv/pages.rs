@@ -35,7 +35,7 @@ pub(super) fn units(layout: &KvLayout, unit: usize) -> usize {
 ///
 /// # Panics
 /// If it is no row of pages.
-pub(crate) fn check_pool(layout: &KvLayout, op: &str, (address, len): (u64, usize)) -> usize {
+pub(crate) fn check_pool(layout: &KvLayout, op: &str, address: u64, len: usize) -> usize {
     assert!(address.is_multiple_of(64), "{op}: the pool starts on no multiple of 64 bytes");
     let bytes = layout.page_bytes();
     assert!(bytes > 0 && len.is_multiple_of(bytes), "{op}: {len} bytes in pages of {bytes}");

@@ -98,7 +98,7 @@ impl Gpu {
         assert_eq!(layout.values, ValuePlace::InKeys, "pool_keys: keys that are no rows");
         assert!(positions > 1 && kept > 0, "pool_keys: {positions} positions, {kept} values");
         assert_eq!(pooling.bias.values() * 2, positions * kept, "pool_keys: length of the bias");
-        let keys = IndexKeys::new("pool_keys", layout, (pool.address(), pool.len()));
+        let keys = IndexKeys::new("pool_keys", layout, pool.address(), pool.len());
         let members = members(layout, pool.len(), parts, positions);
         let n = members.len() / positions;
         if n == 0 {

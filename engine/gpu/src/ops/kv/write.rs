@@ -50,7 +50,7 @@ impl Gpu {
         parts: &[AttendPart<'_>],
         rows: &KvRows<Span<'_>>,
     ) {
-        check_pool(layout, "kv_write", (pool.address(), pool.len()));
+        check_pool(layout, "kv_write", pool.address(), pool.len());
         let n_rows = rows.k.values() / (layout.n_kv_head * layout.head_dim_k).max(1);
         let fits = |width: usize, of: Option<Span<'_>>| {
             of.map_or(0, |span| span.values()) == n_rows * width

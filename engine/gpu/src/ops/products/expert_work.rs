@@ -113,7 +113,8 @@ impl Gpu {
     /// Room for the work on `n_pairs` pairs of `n` rows, which read the rows of `there`.
     pub(crate) fn expert_work(
         &self,
-        [n, there]: [usize; 2],
+        n: usize,
+        there: usize,
         n_pairs: usize,
         n_expert: usize,
     ) -> Result<ExpertWork, GpuError> {

@@ -6,7 +6,7 @@ use brigade_ops::ExpertRows;
 use bytemuck::{Pod, Zeroable};
 
 use super::expert_work::ExpertWork;
-use super::kernel::Kernel;
+use super::kernel::{Factors, Kernel, Pieces};
 use super::{LANES, Push, Shape, WeightType};
 use crate::commands::Order;
 use crate::device::Gpu;
@@ -67,7 +67,8 @@ impl Gpu {
     pub fn expert_table(
         &self,
         ty: WeightType,
-        [rows, cols]: [usize; 2],
+        rows: usize,
+        cols: usize,
         experts: Vec<(Arc<GpuBuffer>, f32)>,
     ) -> Result<ExpertTable, GpuError> {
         let shape = Shape { ty, rows, cols };
@@ -127,8 +128,9 @@ impl Gpu {
             n: count(work.n_pieces()),
             ..w.shape.push(form)
         };
-        let (panels, pieces) = (rows.div_ceil(LANES), (work.piece_rows(), work.n_pieces()));
-        let kernel = Kernel::of_experts(self.facts(), (ty, form), pieces, panels, kind as u32);
+        let pieces = Pieces { rows: work.piece_rows(), n: work.n_pieces() };
+        let (factors, panels) = (Factors { ty, form }, rows.div_ceil(LANES));
+        let kernel = Kernel::of_experts(self.facts(), factors, pieces, panels, kind as u32);
         // SAFETY: the table has as many entries as there are experts (checked), and keeps their panels, which are as long as
         // type and shape say (`expert_table`). Pieces are of these experts, and have pairs below `n_pairs`, whose rows are below
         // `n_rows` (`ExpertWork`). So the kernel reads rows of `x`, and writes `rows` values to `out` for each pair.

@@ -86,10 +86,12 @@ impl Gpu {
     pub fn row_form(&self, ty: WeightType, n_rows: usize) -> RowForm {
         // The other types have values that f16 has not.
         let fits = !matches!(ty, WeightType::F32 | WeightType::BF16);
-        match ty.wants_blocks() {
-            _ if self.has_fast_math() && fits && n_rows > FEW_ROWS => RowForm::Halves,
-            true => RowForm::Blocks,
-            false => RowForm::Floats,
+        if self.has_fast_math() && fits && n_rows > FEW_ROWS {
+            RowForm::Halves
+        } else if ty.wants_blocks() {
+            RowForm::Blocks
+        } else {
+            RowForm::Floats
         }
     }
 

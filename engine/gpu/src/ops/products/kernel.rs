@@ -28,45 +28,56 @@ pub(super) struct Kernel {
     pub(super) groups: [u32; 3],
 }
 
+/// What a kernel multiplies: weights of a type, with rows in a form.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    pub(super) ty: WeightType,
+    pub(super) form: RowForm,
+}
+
+/// The pieces that the rows of experts are cut into.
+#[derive(Clone, Copy)]
+pub(super) struct Pieces {
+    /// Rows that one has at most, a power of two up to 64.
+    pub(super) rows: usize,
+    /// How many there are.
+    pub(super) n: usize,
+}
+
 impl Kernel {
     /// The kernel for `n_rows` rows and so many panels, at least one of each.
-    pub(super) fn of(
-        facts: &GpuFacts,
-        (ty, form): (WeightType, RowForm),
-        n_rows: usize,
-        panels: usize,
-    ) -> Self {
+    pub(super) fn of(facts: &GpuFacts, factors: Factors, n_rows: usize, panels: usize) -> Self {
         if n_rows <= FEW_ROWS {
-            return Self::of_few(ty, n_rows.next_power_of_two(), panels);
+            return Self::of_few(factors.ty, n_rows.next_power_of_two(), panels);
         }
         let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
-        let units = Units::of(facts, (ty, form));
+        let units = Units::of(facts, factors);
         if let Some(units) = units.filter(|units| units.pay(n_rows * panels)) {
             let rows = units.rows(n_rows, panels, enough);
             return Self::of_units(&units, rows, n_rows.div_ceil(rows), panels);
         }
         let tile = tile(n_rows, panels, enough);
         let groups = panels.div_ceil(tile) * n_rows.div_ceil(LANES * tile);
-        Self::of_many(facts, (ty, form), tile, groups)
+        Self::of_many(facts, factors, tile, groups)
     }
 
-    /// The kernel for experts: `pieces` are how many rows a piece has at most, a power of two up to 64, and how many
-    /// pieces there are; `kind` is what a workgroup of it multiplies.
+    /// The kernel for the pieces of experts. `kind` is what a workgroup of it multiplies.
     pub(super) fn of_experts(
         facts: &GpuFacts,
-        (ty, form): (WeightType, RowForm),
-        (piece_rows, n_pieces): (usize, usize),
+        factors: Factors,
+        pieces: Pieces,
         panels: usize,
         kind: u32,
     ) -> Self {
-        let mut kernel = if piece_rows <= FEW_ROWS {
-            Self::of_few(ty, piece_rows, panels * n_pieces)
+        let Pieces { rows, n } = pieces;
+        let mut kernel = if rows <= FEW_ROWS {
+            Self::of_few(factors.ty, rows, panels * n)
         } else {
-            let units = Units::of(facts, (ty, form));
-            let tile = piece_rows / LANES;
-            match units.filter(|units| units.pay(n_pieces * piece_rows * panels)) {
-                Some(units) => Self::of_units(&units, piece_rows, n_pieces, panels),
-                None => Self::of_many(facts, (ty, form), tile, panels.div_ceil(tile) * n_pieces),
+            let units = Units::of(facts, factors);
+            let tile = rows / LANES;
+            match units.filter(|units| units.pay(n * rows * panels)) {
+                Some(units) => Self::of_units(&units, rows, n, panels),
+                None => Self::of_many(facts, factors, tile, panels.div_ceil(tile) * n),
             }
         };
         // Numbers between that no constant of the shader has are without effect.
@@ -92,12 +103,8 @@ impl Kernel {
     }
 
     /// A kernel whose workgroups take so many panels, and sixteens of rows.
-    fn of_many(
-        facts: &GpuFacts,
-        (ty, form): (WeightType, RowForm),
-        tile: usize,
-        groups: usize,
-    ) -> Self {
+    fn of_many(facts: &GpuFacts, factors: Factors, tile: usize, groups: usize) -> Self {
+        let Factors { ty, form } = factors;
         if let (RowForm::Halves, Some(units)) = (form, facts.f16_units()) {
             let constants = fast(ty, &units, facts.limits.subgroup, tile as u32);
             return Self { shader: &FAST, constants, groups: lines(groups) };
@@ -125,7 +132,8 @@ struct Units {
 
 impl Units {
     /// Those of the device that suit best, if products of such rows can use any.
-    fn of(facts: &GpuFacts, (ty, form): (WeightType, RowForm)) -> Option<Self> {
+    fn of(facts: &GpuFacts, factors: Factors) -> Option<Self> {
+        let Factors { ty, form } = factors;
         let format = ty.format().filter(|_| form == RowForm::Blocks)?;
         let fits = |shape: &&MatrixShape| {
             let MatrixShape { m, n, k, factors, sums } = **shape;

@@ -28,7 +28,7 @@ use crate::operands::OnGpu;
 pub use experts::{ExpertTable, FormedExpertProduct};
 pub use format::WeightType;
 pub use forms::RowForm;
-use kernel::Kernel;
+use kernel::{Factors, Kernel};
 
 /// Values of a block of activations.
 const BLOCK: usize = 32;
@@ -195,7 +195,7 @@ impl Gpu {
             scale: w.scale,
             ..shape.push(form)
         };
-        let kernel = Kernel::of(self.facts(), (ty, form), n_rows, w.rows.div_ceil(LANES));
+        let kernel = Kernel::of(self.facts(), Factors { ty, form }, n_rows, w.rows.div_ceil(LANES));
         // SAFETY: the kernel reads the panels of `w` and the rows of `x`, and writes `n_rows` rows of `w.rows` values to
         // `out`; all of them are as long as that (checked).
         unsafe { self.dispatch(order, kernel.shader, &kernel.constants, &push, kernel.groups) };

@@ -1,11 +1,13 @@
 //! Functions of rows with sums in f64. Not every device has that: [`GpuFacts::float64`](crate::GpuFacts::float64) says it.
 
+use brigade_ops::ProductRoots;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::count;
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::memory::span::{Span, SpanMut};
+use crate::operands::OnGpu;
 use crate::pipelines::shader::{Shader, shader};
 
 static SHADER: Shader = shader!("wide_rows");
@@ -59,18 +61,12 @@ impl Gpu {
         unsafe { self.wide_rows(Kind::Above, &push) };
     }
 
-    /// For each row of `x` and of `y` (`[n, d]`) `root(s)` with `s = x · y / divisor`, the product in f64 and rounded to f32:
-    /// `sqrt(max(|s|, least))` with the sign of `s`, and 0 where `s` is; `out` is `[n]`.
+    /// See [`ProductRoots`].
     ///
     /// # Panics
     /// If shapes disagree, or the device has no f64.
-    pub fn product_roots(
-        &self,
-        (x, y): (Span<'_>, Span<'_>),
-        d: usize,
-        (divisor, least): (f32, f32),
-        out: SpanMut<'_>,
-    ) {
+    pub fn product_roots(&self, op: ProductRoots<'_, OnGpu>) {
+        let ProductRoots { x, y, d, divisor, least, out } = op;
         assert_eq!(x.len(), y.len(), "product_roots: lengths");
         let n = rows_of(x.values(), d, "product_roots");
         assert_eq!(out.values(), n as usize, "product_roots: a value for each row");

@@ -29,6 +29,18 @@ struct Push {
     piece: u32,
 }
 
+/// Rows that are looked through, each in pieces.
+struct Looked {
+    /// Whether they are pairs that an earlier run left, not values.
+    pairs: bool,
+    /// Their address.
+    at: u64,
+    n_rows: usize,
+    /// Values or pairs of a row.
+    d: usize,
+    pieces: usize,
+}
+
 impl Gpu {
     /// See [`Greatest`].
     ///
@@ -39,8 +51,10 @@ impl Gpu {
         let Greatest { x, d, out } = op;
         let (n_rows, pieces) = (x.values() / d, d.div_ceil(PIECE));
         let mut of_pieces = self.buffer(8 * n_rows * pieces, Purpose::Activations)?;
-        self.greatest_of(false, x.address(), [n_rows, d, pieces], of_pieces.span_mut());
-        self.greatest_of(true, of_pieces.span().address(), [n_rows, pieces, 1], out);
+        let values = Looked { pairs: false, at: x.address(), n_rows, d, pieces };
+        self.greatest_of(values, of_pieces.span_mut());
+        let at = of_pieces.span().address();
+        self.greatest_of(Looked { pairs: true, at, n_rows, d: pieces, pieces: 1 }, out);
         Ok(())
     }
 
@@ -61,10 +75,11 @@ impl Gpu {
         self.best(best, &all, x, d, out);
     }
 
-    /// The greatest of each of so many pieces of rows: values, or pairs of an earlier run.
-    fn greatest_of(&self, pairs: bool, x: u64, [n_rows, d, pieces]: [usize; 3], to: SpanMut<'_>) {
+    /// The greatest of each piece of the rows.
+    fn greatest_of(&self, rows: Looked, to: SpanMut<'_>) {
+        let Looked { pairs, at, n_rows, d, pieces } = rows;
         let push = Push {
-            x,
+            x: at,
             result: to.address(),
             n_units: count(n_rows * pieces),
             d: count(d),
@@ -72,7 +87,7 @@ impl Gpu {
             piece: count(d.div_ceil(pieces.max(1))),
         };
         let groups = lines(n_rows * pieces);
-        // SAFETY: the kernel reads the rows at `x`, `d` values or pairs each, which the callers have, and writes a pair of `to` for
+        // SAFETY: the kernel reads the rows at `at`, `d` values or pairs each, which the callers have, and writes a pair of `to` for
         // each piece, for which there is room.
         unsafe { self.dispatch(Order::After, &SHADER, &[u32::from(pairs)], &push, groups) };
     }

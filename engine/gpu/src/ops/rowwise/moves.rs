@@ -56,7 +56,7 @@ impl Gpu {
         let HeadColumns { stride, width, .. } = columns;
         let n = to.values() / stride * width;
         let push = Push {
-            to: first_of(columns, (to.values(), 1, n)) + to.address(),
+            to: first_of(columns, to.values(), 1, n) + to.address(),
             to_row: count(stride),
             last: value.to_bits(),
             ..rows(n, width)
@@ -89,7 +89,7 @@ impl Gpu {
         to: SpanMut<'_>,
     ) {
         let HeadColumns { stride, width, .. } = columns;
-        let first = first_of(columns, (from.values(), n_head, to.values()));
+        let first = first_of(columns, from.values(), n_head, to.values());
         let n = to.values() / (n_head * width);
         let push = Push {
             from: from.address() + first,
@@ -118,7 +118,7 @@ impl Gpu {
         to: SpanMut<'_>,
     ) {
         let HeadColumns { stride, width, .. } = columns;
-        let first = first_of(columns, (to.values(), n_head, from.values()));
+        let first = first_of(columns, to.values(), n_head, from.values());
         let n = from.values() / (n_head * width);
         let push = Push {
             from: from.address(),
@@ -226,7 +226,7 @@ fn rows(n: usize, width: usize) -> Push {
 
 /// Checks so many values in rows of so many heads beside those of their columns. Returns how far the first column is from the start
 /// of a row, in bytes.
-fn first_of(columns: HeadColumns, (together, n_head, apart): (usize, usize, usize)) -> u64 {
+fn first_of(columns: HeadColumns, together: usize, n_head: usize, apart: usize) -> u64 {
     columns.check(together, n_head, apart);
     4 * columns.first as u64
 }

@@ -1,11 +1,12 @@
 //! Causal depthwise convolution over the rows of each sequence. Its state is the rows before them.
 
-use brigade_ops::{Conv, ConvRows, ScanPart};
+use brigade_ops::{Columns, Conv, ConvRows, ScanPart};
 use bytemuck::{Pod, Zeroable};
 
 use super::{ColumnsHere, LANES};
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
+use crate::memory::span::Span;
 use crate::operands::OnGpu;
 use crate::ops::rowwise::elementwise::count;
 use crate::pipelines::shader::{Shader, shader};
@@ -47,6 +48,15 @@ struct PushState {
     per_slot: u32,
 }
 
+/// Where the states of parts are left.
+struct Left<'a> {
+    parts: &'a [ScanPart],
+    /// Address of the first slot's.
+    states: u64,
+    /// Values from one slot to the next.
+    per_slot: u32,
+}
+
 impl Gpu {
     /// See [`ConvRows`].
     ///
@@ -56,42 +66,41 @@ impl Gpu {
         op.check();
         let ConvRows { conv, parts, states, at, x, out } = op;
         let Conv { taps, channels, silu, .. } = *conv;
-        let (x, stride) = x.place();
+        let (from, stride) = x.place();
         count(out.values());
         let (pieces, n) = self.upload_parts(parts.iter().flat_map(pieces));
         let n_units = n * channels.div_ceil(4 * LANES);
-        let states = states.address() + 4 * at.first as u64;
         let (weight, bias) =
             (self.vector(&conv.weight).address(), self.vector(&conv.bias).address());
-        let (per_slot, result) = (count(at.per_slot), out.address());
+        let left = Left {
+            parts,
+            states: states.address() + 4 * at.first as u64,
+            per_slot: count(at.per_slot),
+        };
         let push = Push {
             pieces,
-            states,
-            x,
+            states: left.states,
+            x: from,
             weight,
             bias,
-            result,
+            result: out.address(),
             n_units: count(n_units),
             channels: channels as u32,
             stride,
-            per_slot,
+            per_slot: left.per_slot,
         };
         let constants = [taps as u32, u32::from(silu)];
         // SAFETY: the kernel reads rows of `x` and the weights, reads and writes the states of the parts' slots, and writes
         // the parts' rows of `out`: all of them are there (checked), and no two parts have one in common.
         unsafe { self.dispatch(Order::After, &CONV, &constants, &push, lines(n_units)) };
-        self.conv_states(parts, states, (x, stride), (taps, channels), per_slot);
+        self.conv_states(conv, left, x);
     }
 
     /// Leaves the states behind the parts of several pieces, which [`Gpu::conv`] has checked.
-    fn conv_states(
-        &self,
-        parts: &[ScanPart],
-        states: u64,
-        (x, stride): (u64, u32),
-        (taps, channels): (usize, usize),
-        per_slot: u32,
-    ) {
+    fn conv_states(&self, conv: &Conv, left: Left<'_>, x: Columns<Span<'_>>) {
+        let Conv { taps, channels, .. } = *conv;
+        let Left { parts, states, per_slot } = left;
+        let (x, stride) = x.place();
         let long = parts.iter().filter(|part| part.n_rows > PIECE).copied();
         let (parts, n) = self.upload_parts(long);
         let n_units = n * channels.div_ceil(4 * LANES);

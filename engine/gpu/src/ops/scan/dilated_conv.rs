@@ -1,12 +1,13 @@
 //! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
 
-use brigade_ops::ScanPart;
+use brigade_ops::{DilatedRows, ScanPart};
 use brigade_shapes::DilatedConv;
 use bytemuck::{Pod, Zeroable};
 
 use crate::commands::Order;
 use crate::device::{Gpu, lines};
 use crate::memory::span::{Span, SpanMut};
+use crate::operands::OnGpu;
 use crate::ops::rowwise::elementwise::count;
 use crate::pipelines::shader::{Shader, shader};
 
@@ -40,18 +41,13 @@ struct PushLast {
 }
 
 impl Gpu {
-    /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
-    /// `[n_rows, channels]`. The rows before a part are of `states` what it reads (`[n_slots, n_before, channels]`).
+    /// See [`DilatedRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
-    pub fn dilated_conv(
-        &self,
-        conv: &DilatedConv,
-        parts: &[ScanPart],
-        (states, x, weight): (Span<'_>, Span<'_>, Span<'_>),
-        out: SpanMut<'_>,
-    ) {
+    pub fn dilated_conv(&self, op: DilatedRows<'_, OnGpu>) {
+        let DilatedRows { conv, parts, states, x, weight, out } = op;
+        let weight = self.vector(weight);
         let DilatedConv { channels, taps, apart } = *conv;
         check(conv, parts, states.values(), x.values());
         assert_eq!(x.len(), out.len(), "dilated_conv: lengths");

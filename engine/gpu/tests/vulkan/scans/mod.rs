@@ -53,15 +53,16 @@ fn n_rows(parts: &[ScanPart]) -> usize {
 /// A part's rows before `cut` or from there on.
 fn half(part: &ScanPart, cut: usize, second: bool) -> ScanPart {
     let ScanPart { slot, first_pos, first_row, n_rows, .. } = *part;
-    match second {
-        false => ScanPart { n_rows: cut, ..*part },
-        true => ScanPart {
+    if second {
+        ScanPart {
             from: slot,
             slot,
             first_pos: first_pos + cut,
             first_row: first_row + cut,
             n_rows: n_rows - cut,
-        },
+        }
+    } else {
+        ScanPart { n_rows: cut, ..*part }
     }
 }
 

@@ -105,9 +105,10 @@ mod tests {
                     assert_eq!(ways.way(n_rows), Way::Both { many_first: n % 2 == 1 });
                 }
                 // Some are disturbed.
-                match few_is_quicker == (n % 3 > 0) {
-                    true => ways.vote(short, long),
-                    false => ways.vote(long, short),
+                if few_is_quicker == (n % 3 > 0) {
+                    ways.vote(short, long)
+                } else {
+                    ways.vote(long, short)
                 }
             }
             assert_eq!([MANY_ROWS, SURELY_MANY_ROWS - 1].map(|n| ways.way(n)), [chosen; 2]);

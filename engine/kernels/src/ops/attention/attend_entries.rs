@@ -12,7 +12,7 @@ use crate::tiles::attention::kv_pages::KvRow;
 use crate::tiles::attention::paged::{Attend, AttendPart, AttendVariant};
 use crate::tiles::out_rows::Rows;
 use brigade_ops::{AttendEntries, Host, PageId, n_before};
-use brigade_shapes::{EntryLayout, KV_PAGE, KvLayout};
+use brigade_shapes::{EntryLayout, KV_PAGE};
 
 /// Pages of keys that are copied at once, at least those of one row.
 const PAGES_AT_ONCE: usize = 256;
@@ -88,7 +88,7 @@ impl Compute {
                 let rows = &rows[batch];
                 let pages: Vec<PageId> = (0..pages as u32).map(PageId).collect();
                 let parts = &own_parts(rows, &pages)[..];
-                self.copy_row_keys((op.layout, pool), rows, (&layout, parts), room);
+                self.copy_row_keys(op.layout, pool, rows, parts, room);
                 let (pool, n_head, scale) = (&*room, op.n_head, op.scale);
                 let over = Attend { layout: &layout, pool, parts, n_head, scale, variant };
                 self.attend(&over, op.q, op.out);
@@ -99,11 +99,13 @@ impl Compute {
     /// Copies what each row attends to to pages of its own: `parts` are the rows'.
     fn copy_row_keys(
         &self,
-        (entries, from): (&EntryLayout, &[u8]),
+        entries: &EntryLayout,
+        from: &[u8],
         rows: &[EntryRow<'_>],
-        (layout, parts): (&KvLayout, &[AttendPart<'_>]),
+        parts: &[AttendPart<'_>],
         to: &mut [u8],
     ) {
+        let layout = &entries.keys();
         let (write, page_bytes) = (self.kernels().kv_write, layout.page_bytes());
         let to = Rows::new(to, page_bytes);
         self.pool().run(parts.len(), &|i, _| {
@@ -137,9 +139,10 @@ fn rows<'a>(op: &AttendEntries<'a, Host>) -> Vec<EntryRow<'a>> {
         for i in 0..part.n_rows {
             let pos = part.first_pos + i;
             let n_seen = op.pool.map_or(0, |_| op.layout.n_entries(pos + 1));
-            let entries = match n_seen > per_row {
-                true => Entries::Chosen(lists.next().expect("a list for each such row")),
-                false => Entries::First(n_seen),
+            let entries = if n_seen > per_row {
+                Entries::Chosen(lists.next().expect("a list for each such row"))
+            } else {
+                Entries::First(n_seen)
             };
             let (end, n_near) = (start + n_before + i + 1, window.min(pos + 1));
             let near = &op.near[(end - n_near) * width..end * width];

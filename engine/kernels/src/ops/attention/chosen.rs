@@ -120,7 +120,7 @@ impl Compute {
                 let block = rows[i].blocks[pos / KV_PAGE].0 as usize;
                 let page = &mut pages[at / KV_PAGE * page_bytes..][..page_bytes];
                 let (from_page, at) = (from.head(attend.pool, block, 0), at % KV_PAGE);
-                copy_key((from, from_page, pos % KV_PAGE), (&to, page, at));
+                copy_key(from, from_page, pos % KV_PAGE, &to, page, at);
             }
         });
     }
@@ -133,8 +133,12 @@ fn copied(layout: &KvLayout) -> KvLayout {
 
 /// Copies the key at one place of a page to a place of another.
 fn copy_key(
-    (from, from_page, from_at): (&KvLayout, &[u8], usize),
-    (to, to_page, to_at): (&KvLayout, &mut [u8], usize),
+    from: &KvLayout,
+    from_page: &[u8],
+    from_at: usize,
+    to: &KvLayout,
+    to_page: &mut [u8],
+    to_at: usize,
 ) {
     let ([from_keys, _, from_scales, _], [to_keys, _, to_scales, _]) = (from.planes(), to.planes());
     let row = from_keys.len() / KV_PAGE;

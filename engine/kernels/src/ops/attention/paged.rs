@@ -124,12 +124,11 @@ impl Compute {
                 stride: plan.span_len(),
                 // Its own, not the tile's: a later span must leave no trace. An earlier one that it does
                 // not see has the weight 0 in the merge, which changes no sum.
-                n_spans: match tile.pages.is_empty() {
-                    true => {
-                        let n_visible = plan.query(tile, i).n_visible;
-                        n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - tile.skipped
-                    }
-                    false => tile.n_spans,
+                n_spans: if tile.pages.is_empty() {
+                    let n_visible = plan.query(tile, i).n_visible;
+                    n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - tile.skipped
+                } else {
+                    tile.n_spans
                 },
                 sink: plan.attend.variant.sinks.map(|sinks| sinks[head]),
                 // SAFETY: parts have no row in common (`check_over`), so that a query belongs
@@ -178,12 +177,11 @@ impl<'a> AttendCall<'a> {
             let queries = start..(start + TILE_QUERIES).min(end);
             let n_visible = self.visible(part, (queries.end - 1) / self.group).end;
             let first = self.visible(part, queries.start / self.group).start;
-            let (skipped, n_spans) = match pages.is_empty() {
-                true => {
-                    let skipped = first / (SPAN_PAGES * KV_PAGE);
-                    (skipped, n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped)
-                }
-                false => (0, pages.len().div_ceil(SPAN_PAGES)),
+            let (skipped, n_spans) = if pages.is_empty() {
+                let skipped = first / (SPAN_PAGES * KV_PAGE);
+                (skipped, n_visible.div_ceil(SPAN_PAGES * KV_PAGE) - skipped)
+            } else {
+                (0, pages.len().div_ceil(SPAN_PAGES))
             };
             let first_span = self.tiles.last().map_or(0, |tile| tile.first_span + tile.n_spans);
             let pages = pages.clone();

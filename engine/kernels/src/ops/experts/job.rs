@@ -121,7 +121,7 @@ impl Compute {
         let ExpertsJob { x, runs, between, up, gate, out } = job;
         let Some(first) = runs.first() else { return };
         let [n_ff, width] = [first.up.rows, first.down.rows];
-        check(&x, runs, [up.len(), gate.len(), out.len()]);
+        check(&x, runs, up.len(), gate.len(), out.len());
         for run in runs {
             let ways_in = [Of::Up, Of::Gate].into_iter().filter_map(|of| run.panels(of));
             ways_in.for_each(|w| x.prepare(self, w));
@@ -171,7 +171,7 @@ impl<'a> ExpertRun<'a> {
     }
 }
 
-fn check(x: &ActRows<'_>, runs: &[ExpertRun<'_>], [up, gate, out]: [usize; 3]) {
+fn check(x: &ActRows<'_>, runs: &[ExpertRun<'_>], up: usize, gate: usize, out: usize) {
     let [n_ff, width] = [runs[0].up.rows, runs[0].down.rows];
     let mut end = 0;
     for run in runs {
@@ -215,7 +215,7 @@ impl Work<'_> {
         let run = &self.runs[part.run];
         let Some(w) = run.panels(part.of) else { return };
         let inner = &self.inner[usize::from(part.of == Of::Gate)];
-        self.product(w, &self.x, (part, run.rows.clone()), inner.start_of(run.pairs.start));
+        self.product(w, &self.x, part, run.rows.clone(), inner.start_of(run.pairs.start));
         let progress = &self.progress[part.run];
         // Releases what this part wrote, and for the last part acquires what the others did.
         if progress.left.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -252,14 +252,11 @@ impl Work<'_> {
                 return;
             }
             turns = turns.saturating_add(1);
-            match turns < SPINS {
-                true => std::hint::spin_loop(),
-                false => std::thread::yield_now(),
-            }
+            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         let x = self.goes_down(part.run);
         let rows = 0..run.pairs.len();
-        self.product(Panels::of(run.down), &x, (part, rows), self.out.start_of(run.pairs.start));
+        self.product(Panels::of(run.down), &x, part, rows, self.out.start_of(run.pairs.start));
     }
 
     /// The product of some panels of `w` with rows of `x`, to rows from `start` on.
@@ -267,7 +264,8 @@ impl Work<'_> {
         &self,
         w: Panels<'_>,
         x: &ActRows<'_>,
-        (part, rows): (&Part, Range<usize>),
+        part: &Part,
+        rows: Range<usize>,
         start: *mut f32,
     ) {
         let (first_row, n_rows, cols) = (rows.start, rows.len(), w.rows);

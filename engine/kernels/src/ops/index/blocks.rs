@@ -78,7 +78,7 @@ impl Compute {
                     // each tile once.
                     let out = unsafe { out.rows(place..place + 1) };
                     let n_seen = index.sizes.n_seen(tile.part.first_pos + i / n_head);
-                    scores.best((t, of_tile), n_seen, newest, out);
+                    scores.best(t, of_tile, n_seen, newest, out);
                 }
             });
         }
@@ -99,24 +99,24 @@ impl Compute {
         self.pool().run(tiles.len() * n_spans, &|task, _| {
             // SAFETY: the pool hands out each span of each tile once.
             let out = unsafe { of_spans.rows(task..task + 1) };
-            self.score_span(index, &tiles[task / n_spans], (task % n_spans, blocks), q, out);
+            let first = task % n_spans * blocks;
+            self.score_span(index, &tiles[task / n_spans], first..first + blocks, q, out);
         });
         scores
     }
 
-    /// Scores of the `blocks` blocks of one span for a tile's queries, `[TILE_QUERIES, blocks]`.
+    /// Scores of the blocks of one span for a tile's queries, `[TILE_QUERIES, blocks]`.
     fn score_span(
         &self,
         index: &BlockIndex<'_>,
         tile: &Tile<'_>,
-        (span, blocks): (usize, usize),
+        blocks: Range<usize>,
         q: &[f32],
         out: &mut [u32],
     ) {
         let (n_head, dim) = (index.layout.n_kv_head, index.layout.index_dim);
-        let first_block = span * blocks;
-        let start = first_block * index.sizes.positions;
-        let end = (start + blocks * index.sizes.positions).min(tile.n_visible(index));
+        let start = blocks.start * index.sizes.positions;
+        let end = (blocks.end * index.sizes.positions).min(tile.n_visible(index));
         if start >= end {
             return;
         }
@@ -136,12 +136,12 @@ impl Compute {
                 out: &mut products,
             });
             let new = start.max(pages.start * KV_PAGE)..end.min(pages.end * KV_PAGE);
-            let out = out.chunks_exact_mut(blocks).zip(tile.queries.clone());
+            let out = out.chunks_exact_mut(blocks.len()).zip(tile.queries.clone());
             for ((out, i), products) in out.zip(products.chunks_exact(pages.len() * KV_PAGE)) {
                 let n_visible = tile.part.first_pos + i / n_head + 1;
                 let new = new.start..new.end.min(n_visible);
                 let products = &products[new.start - pages.start * KV_PAGE..];
-                raise(out, first_block, index.sizes.positions, new, products);
+                raise(out, blocks.start, index.sizes.positions, new, products);
             }
         }
     }
@@ -195,7 +195,7 @@ struct BlockScores {
 
 impl BlockScores {
     /// The best of the `n_seen` blocks that query `query` of tile `tile` sees, and the `newest`: as many as `out` takes.
-    fn best(&self, (tile, query): (usize, usize), n_seen: usize, newest: usize, out: &mut [u32]) {
+    fn best(&self, tile: usize, query: usize, n_seen: usize, newest: usize, out: &mut [u32]) {
         let (older, blocks) = (n_seen - newest, self.blocks);
         let span = |i: usize| {
             &self.of_spans[((tile * self.n_spans + i) * TILE_QUERIES + query) * blocks..]

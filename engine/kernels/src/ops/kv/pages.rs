@@ -44,18 +44,11 @@ impl Compute {
                     let to = unsafe { bytes.rows(layout.head_range(page, head)) };
                     let pos = pos % KV_PAGE;
                     let at = row * n_head + head;
-                    write(&mut match head == n_head {
-                        true => {
-                            let k = &index[row * index_dim..][..index_dim];
-                            KvRow { layout: &of_index, pos, k, v: &[], to }
-                        }
-                        false => KvRow {
-                            layout,
-                            pos,
-                            k: &k[at * dk..][..dk],
-                            v: &v[at * dv..][..dv],
-                            to,
-                        },
+                    write(&mut if head == n_head {
+                        let k = &index[row * index_dim..][..index_dim];
+                        KvRow { layout: &of_index, pos, k, v: &[], to }
+                    } else {
+                        KvRow { layout, pos, k: &k[at * dk..][..dk], v: &v[at * dv..][..dv], to }
                     });
                 }
             }

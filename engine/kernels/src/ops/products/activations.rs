@@ -23,9 +23,9 @@ impl<'a> ActRows<'a> {
         let (x, cols) = (self.x, self.cols);
         assert!(cols.is_multiple_of(ACT_BLOCK), "integer products need rows of whole blocks");
         let quantize = compute.kernels().quantize;
-        let slices = (cols.div_ceil(SLICE), SLICE);
+        let n_slices = cols.div_ceil(SLICE);
         let spare = &compute.spare.blocks;
-        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+        SlicedRows::new(compute, spare, self.n_rows, n_slices, SLICE, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * SLICE..];
             let x = &x[..x.len().min(SLICE)];
             quantize(x, &mut out[..x.len() / ACT_BLOCK]);
@@ -34,9 +34,9 @@ impl<'a> ActRows<'a> {
 
     fn laid_out(&self, compute: &Compute) -> SlicedRows<FloatSlice> {
         let (x, cols) = (self.x, self.cols);
-        let slices = (cols.div_ceil(FLOAT_SLICE), FLOAT_SLICE);
+        let n_slices = cols.div_ceil(FLOAT_SLICE);
         let spare = &compute.spare.floats;
-        SlicedRows::new(compute, spare, self.n_rows, slices, &|r, i, out| {
+        SlicedRows::new(compute, spare, self.n_rows, n_slices, FLOAT_SLICE, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * FLOAT_SLICE..];
             let x = &x[..x.len().min(FLOAT_SLICE)];
             out[..x.len()].copy_from_slice(x);

@@ -17,7 +17,8 @@ impl<R: Copy + Zeroable + Send> SlicedRows<R> {
         compute: &Compute,
         home: &Spare<R>,
         n_rows: usize,
-        (n_slices, slice_cols): (usize, usize),
+        n_slices: usize,
+        slice_cols: usize,
         fill: &(dyn Fn(usize, usize, &mut R) + Sync),
     ) -> Self {
         let mut slices =

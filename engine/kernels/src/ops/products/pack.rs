@@ -90,7 +90,9 @@ impl PackedMatrix {
     /// As [`PackedMatrix::pack`], and those of `keep`.
     pub fn pack_with(
         compute: &Compute,
-        (ty, rows, cols): (GgmlType, usize, usize),
+        ty: GgmlType,
+        rows: usize,
+        cols: usize,
         bytes: &[u8],
         keep: impl FnOnce(
             (usize, usize),

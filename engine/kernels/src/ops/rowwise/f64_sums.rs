@@ -1,5 +1,7 @@
 //! Functions of rows with sums in f64, in the order of the columns.
 
+use brigade_ops::{Host, ProductRoots};
+
 use crate::compute::Compute;
 
 impl Compute {
@@ -27,18 +29,12 @@ impl Compute {
         });
     }
 
-    /// For each row of `x` and of `y` (`[n, d]`) `root(s)` with `s = x · y / divisor`, the product in f64 and rounded to f32:
-    /// `sqrt(max(|s|, least))` with the sign of `s`, and 0 where `s` is; `out` is `[n]`.
+    /// See [`ProductRoots`].
     ///
     /// # Panics
     /// If there are fewer rows.
-    pub fn product_roots(
-        &self,
-        (x, y): (&[f32], &[f32]),
-        d: usize,
-        (divisor, least): (f32, f32),
-        out: &mut [f32],
-    ) {
+    pub fn product_roots(&self, op: ProductRoots<'_, Host>) {
+        let ProductRoots { x, y, d, divisor, least, out } = op;
         self.fill_rows(out, 1, &|row, out| {
             let product = |(x, y): (&f32, &f32)| f64::from(*x) * f64::from(*y);
             let row = row * d..(row + 1) * d;

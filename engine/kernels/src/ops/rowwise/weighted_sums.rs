@@ -1,29 +1,23 @@
 //! Weighted sums of rows of several sources.
 
-use brigade_shapes::{SumStart, WeightsAt};
+use brigade_ops::{Host, Weigh};
+use brigade_shapes::SumStart;
 
 use crate::compute::Compute;
 
 impl Compute {
-    /// `out[r, c] = start + Σ_k x_k[r, c] w[r, k]` in the order of the sources, each sum and product rounded by itself; `out` is
-    /// `[n, d]`. Row `r` of a source starts at value `r * stride`.
+    /// See [`Weigh`].
     ///
     /// # Panics
     /// If a row or a weight is not there.
-    pub fn weigh(
-        &self,
-        out: &mut [f32],
-        d: usize,
-        start: SumStart,
-        (sources, stride): (&[&[f32]], usize),
-        (weights, at): (&[f32], WeightsAt),
-    ) {
+    pub fn weigh(&self, op: Weigh<'_, Host>) {
+        let Weigh { out, d, start, sources, firsts, stride, weights, at } = op;
         self.fill_rows(out, d, &|row, out| {
             if start == SumStart::Zero {
                 out.fill(0.0);
             }
-            for (k, source) in sources.iter().enumerate() {
-                let source = &source[row * stride..][..d];
+            for (k, (source, first)) in sources.iter().zip(&firsts).enumerate() {
+                let source = &source[first + row * stride..][..d];
                 let weights = &weights[at.of(row, k)..];
                 let sums = out.iter_mut().zip(source);
                 if at.by_column {

@@ -1,24 +1,18 @@
 //! Causal depthwise convolution with taps some rows apart. Its state is the rows before it, as they are.
 
+use brigade_ops::{DilatedRows, Host};
 use brigade_shapes::DilatedConv;
 
 use crate::compute::Compute;
 use crate::tiles::scan::ScanPart;
 
 impl Compute {
-    /// Convolves the rows of `parts` of `x` with `weight` (`[taps, channels]`), to the same rows of `out`; both are
-    /// `[n_rows, channels]`. A sum over taps in order, the oldest first, each step rounded by itself. The rows before a part are
-    /// those it reads of `states` (`[n_slots, n_before, channels]`).
+    /// See [`DilatedRows`].
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn dilated_conv(
-        &self,
-        conv: &DilatedConv,
-        parts: &[ScanPart],
-        (states, x, weight): (&[f32], &[f32], &[f32]),
-        out: &mut [f32],
-    ) {
+    pub fn dilated_conv(&self, op: DilatedRows<'_, Host>) {
+        let DilatedRows { conv, parts, states, x, weight, out } = op;
         let (channels, n_before) = (conv.channels, conv.n_before());
         self.fill_rows(out, channels, &|row, out| {
             let is_in =

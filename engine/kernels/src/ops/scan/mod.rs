@@ -16,6 +16,14 @@ use crate::tiles::scan::{ScanPart, States};
 /// See [`Compute::for_values`].
 type ValueTask<'a> = dyn Fn(&ScanPart, usize, &mut [[f32; LANES]], &Rows<'_, f32>) + Sync + 'a;
 
+/// Heads whose states are matrices `[d, d]`.
+pub(super) struct HeadStates<'a> {
+    pub(super) n_heads: usize,
+    pub(super) d: usize,
+    /// `[n_slots, n_heads * d * d]`.
+    pub(super) states: &'a mut [f32],
+}
+
 impl Compute {
     /// Runs `task(part, unit)` for every part, and for each of its `units` independent units (heads, tiles of
     /// channels). `row_cost` is the work of one row of one unit, in elements touched.
@@ -34,16 +42,16 @@ impl Compute {
         });
     }
 
-    /// Runs `task(part, value, state, out)` for every part and every sixteen values of its heads, which have matrices
-    /// `[d, d]` as states: `value` is the first of the sixteen in a row, `state` is theirs (`[d, 16]`), and `out` all of
-    /// `[n_rows, n_heads * d]`. `states` is `[n_slots, n_heads * d * d]`. Shapes and parts were checked.
+    /// Runs `task(part, value, state, out)` for every part and every sixteen values of its heads: `value` is the first of the
+    /// sixteen in a row, `state` is theirs (`[d, 16]`), and `out` all of `[n_rows, n_heads * d]`. Shapes and parts were checked.
     pub(super) fn for_values(
         &self,
-        (n_heads, d): (usize, usize),
+        heads: HeadStates<'_>,
         parts: &[ScanPart],
-        (states, out): (&mut [f32], &mut [f32]),
+        out: &mut [f32],
         task: &ValueTask<'_>,
     ) {
+        let HeadStates { n_heads, d, states } = heads;
         let width = n_heads * d;
         let states = States::new(states, width * d);
         let out = Rows::new(out, 1);

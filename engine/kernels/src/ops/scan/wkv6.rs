@@ -2,6 +2,7 @@
 
 use brigade_ops::{Host, Wkv6, Wkv6Decay};
 
+use super::scan::HeadStates;
 use crate::compute::Compute;
 use crate::tiles::scan::wkv6::Wkv6Tile;
 
@@ -24,7 +25,8 @@ impl Compute {
         op.check();
         let Wkv6 { n_heads, d, parts, states, rows, out } = op;
         let width = n_heads * d;
-        self.for_values((n_heads, d), parts, (states, out), &|part, value, state, out| {
+        let heads = HeadStates { n_heads, d, states };
+        self.for_values(heads, parts, out, &|part, value, state, out| {
             let head = value / d * d;
             (self.kernels().wkv6)(&mut Wkv6Tile { part, state, rows, width, d, head, value, out });
         });

@@ -2,6 +2,7 @@
 
 use brigade_ops::{Host, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights};
 
+use super::scan::HeadStates;
 use crate::compute::Compute;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile, head_of};
@@ -34,7 +35,8 @@ impl Compute {
         op.check();
         let Wkv7 { n_heads, d, parts, states, rows, out } = op;
         let width = n_heads * d;
-        self.for_values((n_heads, d), parts, (states, out), &|part, value, state, out| {
+        let heads = HeadStates { n_heads, d, states };
+        self.for_values(heads, parts, out, &|part, value, state, out| {
             let head = value / d * d;
             (self.kernels().wkv7)(&mut Wkv7Tile { part, state, rows, width, d, head, value, out });
         });

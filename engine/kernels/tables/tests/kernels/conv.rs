@@ -3,7 +3,7 @@
 use super::scan_parts::{N_ROWS, states_may_be_read_elsewhere};
 use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::conv::conv as plain;
-use brigade_kernels::{Columns, Conv, ConvRows, DilatedConv, ScanPart, StateAt};
+use brigade_kernels::{Columns, Conv, ConvRows, DilatedConv, DilatedRows, ScanPart, StateAt};
 use brigade_kernels_tables::available;
 
 fn part(slot: usize, first_pos: usize, first_row: usize, n_rows: usize) -> ScanPart {
@@ -63,10 +63,17 @@ fn states_of_another_slot_are_read() {
             out,
         });
     });
-    let dilated = DilatedConv { channels, taps, apart: 2 };
+    let (dilated, taps_of_channels) = (DilatedConv { channels, taps, apart: 2 }, weight.into());
     let sizes = (dilated.state_len(), channels);
     states_may_be_read_elsewhere("dilated_conv", sizes, |compute, parts, states, out| {
-        compute.dilated_conv(&dilated, parts, (&*states, &x, &weight), out);
+        compute.dilated_conv(DilatedRows {
+            conv: &dilated,
+            parts,
+            states: &*states,
+            x: &x,
+            weight: &taps_of_channels,
+            out,
+        });
         compute.keep_last_rows(&dilated, parts, states, &x);
     });
 }

@@ -106,10 +106,7 @@ impl Case {
 }
 
 fn activate(compute: &Compute, gate: &[f32], up: &mut [f32]) {
-    match gate.is_empty() {
-        true => compute.relu_squared(up),
-        false => compute.silu_mul_inplace(up, gate),
-    }
+    if gate.is_empty() { compute.relu_squared(up) } else { compute.silu_mul_inplace(up, gate) }
 }
 
 fn cases() -> Vec<Case> {

@@ -145,12 +145,11 @@ impl Case {
         let (first, row) = (self.sequences.first_row(s), self.sequences.first_row(s) + i);
         let (pools, out) = got.split_at(per_row);
         let n_seen = (i + 1) / n;
-        let pools: Vec<usize> = match n_seen <= per_row {
-            true => {
-                assert!(pools.iter().all(|p| *p == 0.0), "row {i} chose though it sees all");
-                (0..n_seen).collect()
-            }
-            false => pools.iter().map(|p| *p as usize).collect(),
+        let pools: Vec<usize> = if n_seen <= per_row {
+            assert!(pools.iter().all(|p| *p == 0.0), "row {i} chose though it sees all");
+            (0..n_seen).collect()
+        } else {
+            pools.iter().map(|p| *p as usize).collect()
         };
         assert!(pools.is_sorted_by(|a, b| a < b), "row {i}: {pools:?}");
         assert!(pools.iter().all(|pool| *pool < n_seen), "row {i}: {pools:?} of {n_seen}");

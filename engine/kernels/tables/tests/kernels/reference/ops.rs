@@ -76,9 +76,10 @@ pub(crate) fn xielu(x: f32, shape: Xielu) -> f64 {
     let [alpha_n, alpha_p, beta, eps] =
         [shape.alpha_n, shape.alpha_p, shape.beta, shape.eps].map(f64::from);
     let x = f64::from(x);
-    match x > 0.0 {
-        true => alpha_p * x * x + beta * x,
-        false => alpha_n * (x.min(eps).exp_m1() - x) + beta * x,
+    if x > 0.0 {
+        alpha_p * x * x + beta * x
+    } else {
+        alpha_n * (x.min(eps).exp_m1() - x) + beta * x
     }
 }
 

@@ -9,16 +9,16 @@ use brigade_text::TextError;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
 
-/// The guidance of a request's answer. By default there is none.
+/// The sequence beside an answer's own, which guides its draws. By default there is none.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Guide {
+pub struct Companion {
     /// The guidance with its tokens, once the endpoint has its prompt.
     guiding: Option<Guiding>,
     /// Text that the answer is steered away from.
     negative_prompt: Option<String>,
 }
 
-impl Guide {
+impl Companion {
     /// Reads `guidance_scale` and `negative_prompt`. A scale of 1 is off.
     pub fn read(fields: &mut Fields<'_>, limits: &Limits) -> Result<Self, ApiError> {
         let scale: Option<f32> = fields.take("guidance_scale")?;
@@ -88,10 +88,10 @@ impl Guide {
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<Guide, String> {
+    fn read(json: &str) -> Result<Companion, String> {
         let mut fields = Fields::parse(json.as_bytes()).unwrap();
         let limits = Limits { n_ctx: 4096, n_vocab: 100, answer: 1024, encoder: None };
-        Guide::read(&mut fields, &limits).map_err(|e| e.body()["error"]["message"].to_string())
+        Companion::read(&mut fields, &limits).map_err(|e| e.body()["error"]["message"].to_string())
     }
 
     #[test]
@@ -99,15 +99,15 @@ mod tests {
         for json in
             ["{}", r#"{"guidance_scale": 1, "negative_prompt": "a"}"#, r#"{"negative_prompt": ""}"#]
         {
-            assert_eq!(read(json).unwrap(), Guide::default(), "{json}");
+            assert_eq!(read(json).unwrap(), Companion::default(), "{json}");
         }
-        let mut guide = read(r#"{"guidance_scale": 1.5, "negative_prompt": "a"}"#).unwrap();
-        guide.encode(|text| Ok(vec![text.len() as u32])).unwrap();
+        let mut companion = read(r#"{"guidance_scale": 1.5, "negative_prompt": "a"}"#).unwrap();
+        companion.encode(|text| Ok(vec![text.len() as u32])).unwrap();
         let negative = Some([1].into());
-        assert_eq!(guide.of_drawing(), Some(Guiding { scale: 1.5, negative }));
-        let mut guide = read(r#"{"guidance_scale": 0}"#).unwrap();
-        guide.encode(|_| unreachable!("there is no text")).unwrap();
-        assert_eq!(guide.of_drawing(), Some(Guiding { scale: 0.0, negative: None }));
+        assert_eq!(companion.of_drawing(), Some(Guiding { scale: 1.5, negative }));
+        let mut companion = read(r#"{"guidance_scale": 0}"#).unwrap();
+        companion.encode(|_| unreachable!("there is no text")).unwrap();
+        assert_eq!(companion.of_drawing(), Some(Guiding { scale: 0.0, negative: None }));
         let why = read(r#"{"negative_prompt": "a"}"#).unwrap_err();
         assert!(why.contains("guidance_scale: add one"), "{why}");
         let long = format!(
