@@ -27,7 +27,6 @@
 //!   become one vector.
 //! - [`constrain`] makes the grammar that an answer has to match.
 
-mod borders;
 pub mod constrain;
 pub mod parser;
 pub mod pooling;

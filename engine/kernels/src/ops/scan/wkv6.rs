@@ -2,7 +2,7 @@
 
 use brigade_ops::{Host, Wkv6, Wkv6Decay};
 
-use super::scan::HeadStates;
+use super::HeadStates;
 use crate::compute::Compute;
 use crate::tiles::scan::wkv6::Wkv6Tile;
 

@@ -2,7 +2,7 @@
 
 use brigade_ops::{Host, Wkv7, Wkv7Bonus, Wkv7Prepare, Wkv7Weights};
 
-use super::scan::HeadStates;
+use super::HeadStates;
 use crate::compute::Compute;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile, head_of};
