@@ -2,8 +2,8 @@
 //! only what follows from the sizes.
 
 use super::{
-    Beside, BlockKind, BlockSpec, KvFrom, LAYER_ROW_TABLE, LayerSpec, NormKind, OUTPUT_NORM,
-    OwnDraftsSpec, Passes, Residual, RopeSpec, SwitchSpec, layer_of,
+    Beside, BlockKind, BlockSpec, HeadReads, KvFrom, LAYER_ROW_TABLE, LayerSpec, NormKind,
+    OUTPUT_NORM, OwnDraftsSpec, Passes, RopeSpec, Streams, SwitchSpec, layer_of,
 };
 use std::ops::Range;
 
@@ -56,8 +56,8 @@ pub struct Skeleton {
     pub left_out: Option<&'static str>,
     /// What goes along beside the residual stream.
     pub beside: Beside,
-    /// What blocks and head read of the residual stream.
-    pub residual: Residual,
+    /// What a token's residual stream is made of.
+    pub streams: Streams,
     /// How the layers of the file follow one another.
     pub passes: Passes,
     /// Adapters inside the file, which tokens switch on.
@@ -187,6 +187,8 @@ impl ModelSpec {
 /// norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
+    /// What the last norm reads of a token's streams.
+    pub reads: HeadReads,
     /// Tensor of the last norm's weight; `None` where the layers end with one.
     pub norm: Option<&'static str>,
     /// Epsilon of the last norm.
@@ -202,6 +204,7 @@ pub struct HeadSpec {
 impl HeadSpec {
     /// A norm and a matrix.
     pub fn usual(eps: f32) -> Self {
-        Self { norm: Some(OUTPUT_NORM), eps, logit_scale: 1.0, softcap: None, masked: 0..0 }
+        let (reads, norm) = (HeadReads::Stream, Some(OUTPUT_NORM));
+        Self { reads, norm, eps, logit_scale: 1.0, softcap: None, masked: 0..0 }
     }
 }

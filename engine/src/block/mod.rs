@@ -1,10 +1,8 @@
 //! Mixers and FFNs, one for each file: weights, and a forward pass over the rows of a ubatch.
 //!
-//! A block gets normed rows and returns rows. The norm before it, the residual sum and the scale after it
-//! belong to the stage. Weights never change. What a block remembers is a [`BlockState`], which the stage
-//! owns.
+//! A block gets normed rows and returns rows. How these meet the residual stream is said by what stands beside it
+//! (`residual`). Weights never change. What a block remembers is a [`BlockState`], which the stage owns.
 
-mod altup;
 mod attention;
 mod block_index;
 mod branches;
@@ -45,7 +43,6 @@ use crate::kernels::{HeadColumns, KernelError, RopeTable};
 use crate::spec::{BlockKind, ModelError, Rotation};
 use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
-use altup::{Correct, Predict};
 use attention::Attention;
 use channel_mix::ChannelMix;
 use compressed::Compressed;
@@ -128,8 +125,6 @@ pub fn load_block(
         BlockKind::ChannelMix(spec) => Box::new(ChannelMix::load(spec, stem, n_embd, loader)?),
         BlockKind::TimeMix6(spec) => Box::new(TimeMix6::load(spec, stem, n_embd, loader)?),
         BlockKind::LayerRow(spec) => Box::new(LayerRow::load(spec, stem, n_embd, loader)?),
-        BlockKind::Predict(spec) => Box::new(Predict::load(spec, stem, n_embd, loader)?),
-        BlockKind::Correct(spec) => Box::new(Correct::load(spec, stem, n_embd, loader)?),
         BlockKind::Laurel(spec) => Box::new(Laurel::load(spec, stem, n_embd, loader)?),
         BlockKind::Switch(spec) => Box::new(Switch::new(spec)),
         BlockKind::Ngram(spec) => Box::new(Ngram::load(spec, stem, n_embd, loader)?),
@@ -217,4 +212,4 @@ fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, [stride, n_rot]: [usize; 2], 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Stage;
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
+use super::layers::BlockWeights;
 use super::own_drafts::DraftBlock;
-use super::{BlockWeights, Stage};
 use crate::device::{Device, Home};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;

@@ -63,7 +63,8 @@ pub(super) fn describe_muse(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let attention = AttentionSpec { window: windows.window_of(il), ..attention };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         let mut layer = layer_with_norms(eps, attention, ffn);
-        layer.blocks.iter_mut().for_each(|block| block.post_eps = POST_EPS);
+        let post_norms = layer.blocks.iter_mut().flat_map(|block| &mut block.post_norm);
+        post_norms.for_each(|norm| norm.eps = POST_EPS);
         Ok(layer)
     };
     // No other layer rotates: the windows' rotation is the model's.

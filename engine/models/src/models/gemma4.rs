@@ -10,8 +10,8 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, Beside, BlockKind, BlockSpec, KvFrom, LayerRowSpec, LayerSpec,
-    MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, RopeFactors, RopeSpec, SharedExpertSpec,
-    Skeleton,
+    MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, Residual, RopeFactors, RopeSpec,
+    SharedExpertSpec, Skeleton,
 };
 
 use super::gemma::{LOCAL_BASE, around, layer};
@@ -65,7 +65,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let softcap = hp.f32("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
     let beside = match lending::n_lent(hp, n_own) {
         0 if row == 0 => Beside::Nothing,
-        lent => Beside::ForLayers { row, lent, streams: 0 },
+        lent => Beside::ForLayers { row, lent },
     };
     let skeleton = Skeleton { beside, ..Skeleton::default() };
     around(ModelSpec { local_rope: windows.local_rope, skeleton, ..spec }, softcap)
@@ -93,11 +93,11 @@ fn of_layer(
         });
     }
     if row > 0 {
-        let row = LayerRowSpec { width: row, n_left: hp.n_layer() - il, eps, altup: None };
+        let row = LayerRowSpec { width: row, n_left: hp.n_layer() - il, eps };
         layer.blocks.push(BlockSpec::bare(BlockKind::LayerRow(row)));
     }
-    if let Some(last) = layer.blocks.last_mut() {
-        last.stream_factor = has("layer_output_scale").then_some("layer_output_scale.weight");
+    if let Some(last) = layer.blocks.last_mut().filter(|_| has("layer_output_scale")) {
+        last.residual = Residual::Factor("layer_output_scale.weight");
     }
     Ok(layer)
 }

@@ -4,7 +4,7 @@
 
 use brigade_spec::{
     Activation, Alibi, AttentionSpec, Beside, ModelError, ModelSpec, NormKind, POSITION_EMBD,
-    Passes, Residual, Skeleton,
+    Passes, Skeleton, Streams,
 };
 
 use crate::read::attention::attention_spec;
@@ -60,7 +60,7 @@ const LAYER_NORMS: Skeleton = Skeleton {
     learned_positions: false,
     left_out: None,
     beside: Beside::Nothing,
-    residual: Residual::Sum,
+    streams: Streams::One,
     passes: Passes::Once,
     switch: None,
 };

@@ -58,7 +58,7 @@ pub(super) fn describe_minicpm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
     let mut spec = build(hp, rope, Activation::SwiGlu)?;
     let residual = hp.f32("residual_scale")?.unwrap_or(1.4 / (hp.n_layer() as f32).sqrt());
     for block in spec.layers.iter_mut().flat_map(|layer| &mut layer.blocks) {
-        block.residual_scale = residual;
+        block.residual = decoder::scaled_output(residual);
     }
     let logit_scale = hp.f32("logit_scale")?.unwrap_or(256.0 / hp.n_embd() as f32);
     let embedding_scale = hp.f32("embedding_scale")?.unwrap_or(12.0);

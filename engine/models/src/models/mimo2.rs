@@ -26,7 +26,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         };
         let ffn = experts_or_dense(hp, il, || moe(hp, il))?;
         let mut layer = decoder::layer(eps, attention, FFN_NORM, ffn);
-        layer.blocks[0].residual_scale = value_scale.unwrap_or(1.0);
+        layer.blocks[0].residual = decoder::scaled_output(value_scale.unwrap_or(1.0));
         Ok(layer)
     };
     let spec = decoder::model(hp, eps, rope, layer)?;

@@ -7,8 +7,8 @@
 
 use brigade_spec::{
     AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, BlockSpec, DeltaNetSpec, GateSource,
-    GatedSpec, HeadGate, HeadSpec, LAYER_ROW_TABLE, LayerSpec, ModelError, ModelSpec, NgramHead,
-    NgramSpec, OutputGate, QkNorm, Residual, RopeSpec, Rotation, Skeleton, TOKEN_EMBD,
+    GatedSpec, HeadGate, HeadReads, HeadSpec, LAYER_ROW_TABLE, LayerSpec, ModelError, ModelSpec,
+    NgramHead, NgramSpec, OutputGate, QkNorm, RopeSpec, Rotation, Skeleton, Streams, TOKEN_EMBD,
 };
 
 use super::qwen_next;
@@ -42,18 +42,19 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
                 let problem = format!("layer {il} has full attention, must have a delta net");
                 return Err(hp.bad("ple.layers", &problem));
             }
+            // It reads and writes all streams itself, but for the first one's sum.
             blocks.push(BlockSpec::bare(BlockKind::Ngram(ngram.clone())));
         }
-        blocks.push(BlockSpec::bare(match recurrent {
+        let mixer = match recurrent {
             true => BlockKind::DeltaNet(delta_net.clone()),
             false => BlockKind::Attention(attention(hp, il, &rope, eps)?),
-        }));
-        blocks.push(BlockSpec::bare(qwen_next::experts_ffn(hp, il)?));
+        };
+        blocks.extend(hyper::gated_blocks(streams, mixer, qwen_next::experts_ffn(hp, il)?));
         layers.push(LayerSpec { blocks });
     }
-    let skeleton = Skeleton { residual: Residual::Gated(streams), ..Skeleton::default() };
+    let skeleton = Skeleton { streams: Streams::Alike(streams.n), ..Skeleton::default() };
     let usual = model::usual(hp, layers, eps)?;
-    let head = HeadSpec { norm: None, ..usual.head.clone() };
+    let head = HeadSpec { reads: HeadReads::Gated(streams), norm: None, ..usual.head.clone() };
     Ok(ModelSpec { rope: Some(rope), skeleton, head, ..usual })
 }
 
