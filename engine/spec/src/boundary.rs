@@ -64,7 +64,7 @@ impl ModelSpec {
     fn kv_of(&self, layer: usize) -> Option<(KvFrom, [usize; 2])> {
         self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
             BlockKind::Attention(a) => {
-                Some((a.kv, [a.n_kv_head * a.head_dim_k, a.n_kv_head * a.head_dim_v]))
+                Some((a.kv.from, [a.n_kv_head * a.head_dim_k, a.n_kv_head * a.head_dim_v]))
             }
             _ => None,
         })

@@ -150,7 +150,7 @@ impl BlockKind {
         match self {
             Self::Attention(a) => {
                 let (per_head, index) = ([a.head_dim_k, a.head_dim_v], a.index_dim());
-                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.window }
+                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.mask.window }
             }
             Self::Switch(_) => {
                 let per_head = [SwitchRouterSpec::WIDTH; 2];
@@ -185,7 +185,7 @@ impl BlockKind {
     /// Positions that a row sees at most; `None`: all before it, or in an encoder all of its text.
     pub fn window(&self) -> Option<u32> {
         match self {
-            Self::Attention(attention) => attention.window.map(Window::width),
+            Self::Attention(attention) => attention.mask.window.map(Window::width),
             Self::Mla(mla) => mla.window.map(Window::width),
             _ => None,
         }

@@ -44,7 +44,8 @@ use brigade_gguf::Gguf;
 
 pub use attention::{
     Alibi, AttentionSpec, BlockIndexSpec, BlockScoring, Buckets, GateActivation, GateSource,
-    HeadGate, KvFrom, NormOver, QkNorm, Rotation, Temperature,
+    HeadGate, HeadOutputSpec, KvFrom, KvSpec, MaskSpec, NormOver, QkNorm, Rotation, ScoreSpec,
+    Temperature,
 };
 pub use beside::{Beside, BoundarySpec};
 pub use compressed::{CompressedSpec, EntriesSpec, EntryIndexSpec};

@@ -84,7 +84,7 @@ impl ModelSpec {
     /// Whether rows see the rows after them: the model makes vectors of whole texts, and writes none.
     pub fn is_encoder(&self) -> bool {
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
-        blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.both_ways))
+        blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.mask.both_ways))
     }
 
     /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold. `windows`: layers
@@ -149,7 +149,7 @@ impl ModelSpec {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => {
                 let unread = ["attn_k.", "attn_v.", "attn_k_norm."];
-                matches!(a.kv, KvFrom::Borrowed(_))
+                matches!(a.kv.from, KvFrom::Borrowed(_))
                     && unread.iter().any(|part| tensor.contains(part))
             }
             // For tokens that are pictures.
@@ -171,7 +171,9 @@ impl ModelSpec {
     /// Whether layer `layer` reads a tensor that has another layer's name, or its own, or none's.
     pub fn shares(&self, layer: usize, tensor: &str) -> bool {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
-            BlockKind::Attention(a) => a.buckets.as_ref().is_some_and(|b| b.tensor == tensor),
+            BlockKind::Attention(a) => {
+                a.scores.buckets.as_ref().is_some_and(|b| b.tensor == tensor)
+            }
             BlockKind::Ngram(_) => tensor == LAYER_ROW_TABLE,
             _ => false,
         })

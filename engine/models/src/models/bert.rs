@@ -4,7 +4,7 @@
 
 use brigade_spec::{
     Activation, Alibi, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MlpSpec, ModelError,
-    ModelSpec, MoeSpec, NormOver, NormedSpec, QkNorm, Residual, Rotation, Skeleton,
+    ModelSpec, MoeSpec, NormOver, NormedSpec, QkNorm, Residual, Rotation, ScoreSpec, Skeleton,
 };
 
 use crate::read::{Hparams, decoder, encoder, experts};
@@ -64,7 +64,8 @@ pub(super) fn describe_jina_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
             false => Activation::Gelu,
         };
         let ffn = MlpSpec { fused, ..MlpSpec::new(n_ff, activation) };
-        let attention = AttentionSpec { alibi: Some(Alibi::USUAL), qk_norm, ..attention };
+        let scores = ScoreSpec { alibi: Some(Alibi::USUAL), ..ScoreSpec::default() };
+        let attention = AttentionSpec { scores, qk_norm, ..attention };
         Ok((attention, BlockKind::Mlp(ffn)))
     })
 }

@@ -4,8 +4,8 @@
 
 use brigade_spec::{
     Activation, AltUpSpec, AltUpStep, AttentionSpec, Beside, BlockKind, BlockSpec, HeadReads,
-    HeadSpec, LaurelSpec, LayerRowSpec, LayerSpec, MlpSpec, ModelError, ModelSpec, NormSpec,
-    QkNorm, Reads, Residual, RopeSpec, Skeleton, Streams,
+    HeadSpec, KvSpec, LaurelSpec, LayerRowSpec, LayerSpec, MlpSpec, ModelError, ModelSpec,
+    NormSpec, QkNorm, Reads, Residual, RopeSpec, Skeleton, Streams,
 };
 
 use super::gemma::{LOCAL_BASE, around};
@@ -47,12 +47,12 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let beside = Beside::ForLayers { row: ROW, lent };
     let altup = AltUpSpec { n: STREAMS, second: Beside::n_for_layers(lent), eps };
     let layer = |il: usize| {
+        let from = lending::kv_from(hp, &windows, n_own, il)?;
         let attention = AttentionSpec {
             scale: 1.0,
             qk_norm: Some(QkNorm::heads(eps)),
-            value_norm: Some(eps),
+            kv: KvSpec { from, value_norm: Some(eps), ..KvSpec::default() },
             output_bias: false,
-            kv: lending::kv_from(hp, &windows, n_own, il)?,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
         let gate_above = (il < SPARSE_LAYERS).then_some(GATE_ABOVE);

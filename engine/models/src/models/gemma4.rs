@@ -9,8 +9,8 @@
 //! with a window, or without.
 
 use brigade_spec::{
-    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, KvFrom, LayerRowSpec, LayerSpec,
-    MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, Residual, RopeFactors, RopeSpec,
+    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, KvFrom, KvSpec, LayerRowSpec,
+    LayerSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, Residual, RopeFactors, RopeSpec,
     SharedExpertSpec, Skeleton,
 };
 
@@ -43,20 +43,19 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let windows = Windows::of_layers(hp, hp.listed_windows()?, Some(window), &rope, local)?;
     let row = hp.u32("embedding_length_per_layer_input")?.unwrap_or(0) as usize;
     let attention = |il: usize| -> Result<AttentionSpec, ModelError> {
-        let kv = lending::kv_from(hp, &windows, n_own, il)?;
+        let from = lending::kv_from(hp, &windows, n_own, il)?;
         let attention = windows.apply(il, decoder::attention(hp, il)?);
         let width = if windows.has(il) { narrow } else { head_dim };
         let has = |name: &str| hp.has_tensor(&format!("blk.{il}.{name}.weight"));
-        let borrows = matches!(kv, KvFrom::Borrowed(_));
+        let borrows = matches!(from, KvFrom::Borrowed(_));
+        let values_of_keys = !borrows && !has("attn_v") && !has("attn_qkv");
         Ok(AttentionSpec {
             head_dim_k: width,
             head_dim_v: width,
             scale: 1.0,
             qk_norm: Some(QkNorm::heads(eps)),
-            value_norm: Some(eps),
-            values_of_keys: !borrows && !has("attn_v") && !has("attn_qkv"),
+            kv: KvSpec { from, values_of_keys, value_norm: Some(eps), clamp: None },
             output_bias: false,
-            kv,
             ..attention
         })
     };

@@ -7,8 +7,9 @@
 
 use brigade_spec::{
     AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, BlockSpec, DeltaNetSpec, GateSource,
-    GatedSpec, HeadGate, HeadReads, HeadSpec, LAYER_ROW_TABLE, LayerSpec, ModelError, ModelSpec,
-    NgramHead, NgramSpec, OutputGate, QkNorm, RopeSpec, Rotation, Skeleton, Streams, TOKEN_EMBD,
+    GatedSpec, HeadOutputSpec, HeadReads, HeadSpec, LAYER_ROW_TABLE, LayerSpec, MaskSpec,
+    ModelError, ModelSpec, NgramHead, NgramSpec, OutputGate, QkNorm, RopeSpec, Rotation, Skeleton,
+    Streams, TOKEN_EMBD,
 };
 
 use super::qwen_next;
@@ -86,9 +87,9 @@ fn attention(
     Ok(AttentionSpec {
         rotation: Rotation::Model,
         qk_norm: Some(QkNorm::heads(eps)),
-        gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
+        head_output: HeadOutputSpec::gated(GateSource::BehindQuery),
         output_bias: false,
-        index: Some(index(hp, il, rope, eps)?),
+        mask: MaskSpec { index: Some(index(hp, il, rope, eps)?), ..MaskSpec::default() },
         ..attention
     })
 }

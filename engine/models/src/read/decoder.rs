@@ -2,8 +2,8 @@
 //! metadata keys that give their sizes are read here. What a model changes of this stands in its own file.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MlpSpec, ModelError, ModelSpec,
-    MoeSpec, NormSpec, Residual, RopeSpec, Rotation, Router, SharedExpertSpec,
+    Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MaskSpec, MlpSpec, ModelError,
+    ModelSpec, MoeSpec, NormSpec, Residual, RopeSpec, Rotation, Router, SharedExpertSpec,
 };
 
 use super::attention::attention_spec;
@@ -269,7 +269,8 @@ impl Windows {
             (Some(_), Rotation::Model) => Rotation::Local,
             (_, rotation) => rotation,
         };
-        AttentionSpec { window: Some(window), rotation, ..attention }
+        let mask = MaskSpec { window: Some(window), ..attention.mask };
+        AttentionSpec { mask, rotation, ..attention }
     }
 }
 
