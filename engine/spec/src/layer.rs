@@ -353,3 +353,40 @@ impl Mamba2Spec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, AltUpSpec, AltUpStep};
+
+    fn ffn(reads: Reads) -> BlockSpec {
+        let kind = BlockKind::Mlp(MlpSpec::new(8, Activation::SwiGlu));
+        BlockSpec { reads, ..BlockSpec::bare(kind) }
+    }
+
+    fn attention() -> BlockSpec {
+        BlockSpec::bare(BlockKind::Attention(AttentionSpec::plain([2, 1], [4, 4])))
+    }
+
+    #[test]
+    fn all_rows_go_through_what_mixes_them_and_through_what_reads_what_was_before_it() {
+        let n_mixing = |blocks| LayerSpec { blocks }.n_mixing();
+        assert_eq!(n_mixing(Vec::new()), 0);
+        assert_eq!(n_mixing(vec![ffn(Reads::Stream)]), 0);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::Stream)]), 1);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::AsBefore), ffn(Reads::Stream)]), 2);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::Stream), ffn(Reads::LayerInput)]), 3);
+    }
+
+    #[test]
+    fn a_prediction_counts_where_states_are_numbered() {
+        let altup = AltUpSpec { n: 4, second: 1, eps: 1e-6 };
+        let residual = Residual::AltUp(altup, AltUpStep::Predict);
+        let numbers = |first| {
+            let layer = LayerSpec { blocks: vec![first, ffn(Reads::Stream)] };
+            [0, 1].map(|index| layer.state_number(index))
+        };
+        assert_eq!(numbers(attention()), [0, 1]);
+        assert_eq!(numbers(BlockSpec { residual, ..attention() }), [1, 2]);
+    }
+}

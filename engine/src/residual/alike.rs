@@ -42,11 +42,12 @@ impl Spread<'_> {
     /// Adds a block's output `y` `[n_rows, n_embd]` to the streams, which mix where they do.
     pub(super) fn add(&self, on: On<'_>, y: &Rows, rows: &mut BoundaryRows) {
         let n = self.n;
-        let old: Vec<Rows> = match self.mixes {
-            true => rows.streams(n).map(|stream| on.scratch.copy_of(stream)).collect(),
-            false => Vec::new(),
+        let (old, start) = if self.mixes {
+            let old: Vec<Rows> = rows.streams(n).map(|x| on.scratch.copy_of(x)).collect();
+            (old, SumStart::Zero)
+        } else {
+            (Vec::new(), SumStart::Own)
         };
-        let start = if self.mixes { SumStart::Zero } else { SumStart::Own };
         let sources = std::iter::once(y).chain(&old);
         let sources: Vec<_> = sources.map(|rows| (rows as &dyn Values, 0)).collect();
         for (to, stream) in rows.streams_mut(n).enumerate() {

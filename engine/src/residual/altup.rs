@@ -26,7 +26,8 @@ const ALTUP_UNEMBD: &str = "altup_unembd_proj.weight";
 /// As of every tensor that is missing, misshapen or of an unknown type.
 pub(super) fn load(
     loader: &mut WeightLoader<'_>,
-    (spec, step): (AltUpSpec, AltUpStep),
+    spec: AltUpSpec,
+    step: AltUpStep,
     stem: &str,
     n_embd: usize,
 ) -> Result<Box<dyn Residual>, ModelError> {

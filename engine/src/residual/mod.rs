@@ -173,7 +173,7 @@ fn load_kind(
         }
         Kind::Hyper(hyper) => Box::new(HyperConnection::of_block(loader, hyper, stem, n_embd)?),
         Kind::Gated(gated) => Box::new(GatedConnection::of_block(loader, gated, stem, n_embd)?),
-        Kind::AltUp(altup, step) => altup::load(loader, (*altup, *step), stem, n_embd)?,
+        Kind::AltUp(altup, step) => altup::load(loader, *altup, *step, stem, n_embd)?,
     })
 }
 

@@ -32,7 +32,7 @@ fn run(step: AltUpStep, tensors: &Tensors, x: &[f32], beside: &[Vec<f32>], outpu
         let device = Device::cpu(kernels, 2, None).unwrap();
         let (model, mut progress) = (Arc::new(tensors.gguf()), |_| ());
         let mut loader = WeightLoader::new(&model, &*model, &device, &mut progress);
-        let residual = altup::load(&mut loader, (ALTUP, step), "blk.0.", N_EMBD).unwrap();
+        let residual = altup::load(&mut loader, ALTUP, step, "blk.0.", N_EMBD).unwrap();
         loader.finish(&model.tensors().iter().collect::<Vec<_>>()).unwrap();
         let scratch = device.scratch();
         let on = On { device: &device, scratch: &scratch };

@@ -18,7 +18,7 @@ use crate::device::{Device, Home};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 use crate::spec::{
-    ModelError, ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
+    ModelError, ModelSpec, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
 };
 use crate::weights::ExpertsPlace;
 
@@ -103,7 +103,7 @@ impl KeptWeights {
 
     /// Gives each of `layers` that is not here the weights of a layer that has the same; all that have them share them.
     pub(super) fn share(&mut self, spec: &ModelSpec, layers: &Range<usize>) {
-        if spec.skeleton.passes == Passes::Once {
+        if !spec.skeleton.passes.repeat() {
             return;
         }
         for layer in layers.clone() {

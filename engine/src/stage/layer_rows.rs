@@ -26,7 +26,8 @@ impl ForLayers {
     /// As of every tensor that is missing, misshapen or of an unknown type.
     pub(super) fn load(
         spec: &ModelSpec,
-        (row, lent): (usize, usize),
+        row: usize,
+        lent: usize,
         source: &Arc<dyn TensorSource>,
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {

@@ -44,7 +44,7 @@ impl BlockWeights {
     }
 
     /// What the block reads of the streams as they come into its layer, if it does.
-    fn enter_layer(&self, on: On<'_>, rows: &BoundaryRows) -> Option<Rows> {
+    pub(super) fn enter_layer(&self, on: On<'_>, rows: &BoundaryRows) -> Option<Rows> {
         self.residual.enter_layer(on, self.norm.as_ref(), rows)
     }
 

@@ -290,9 +290,11 @@ pub(super) fn load_embedding(
         }
     };
     let mut others: Vec<Box<dyn Begin>> = Vec::new();
-    others.extend(spec.skeleton.switch.clone().map(|s| Box::new(SwitchedOn(s)) as Box<dyn Begin>));
+    if let Some(switch) = &spec.skeleton.switch {
+        others.push(Box::new(SwitchedOn(switch.clone())));
+    }
     if let Beside::ForLayers { row, lent } = spec.skeleton.beside {
-        others.push(Box::new(ForLayers::load(spec, (row, lent), source, loader)?));
+        others.push(Box::new(ForLayers::load(spec, row, lent, source, loader)?));
     }
     let beside = residual::load_beginning(spec, others, loader)?;
     let mut adapters = Vec::new();

@@ -79,6 +79,8 @@ impl DraftBlock {
         let local_rope = rope_table(device, local_rope, parts);
         let on = On { device, scratch };
         let mut inputs = Inputs::new(scratch.take(n, rows.hidden.cols()));
+        let early = self.blocks.iter().filter_map(|block| block.weights.enter_layer(on, &rows));
+        inputs.begin_layer(early);
         let layer_input = Rows::default();
         for (at, block) in self.blocks.iter_mut().take(upto + 1).enumerate() {
             let weights = block.weights.clone();
