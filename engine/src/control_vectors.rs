@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use crate::gguf::{Gguf, TensorFiles, TensorInfo};
 use crate::quant::GgmlType;
-use crate::spec::{Beside, ModelError, ModelSpec};
+use crate::spec::{ModelError, ModelSpec, Streams};
 
 /// What the names of the directions begin with.
 const DIRECTION: &str = "direction.";
@@ -39,7 +39,7 @@ impl ControlVectors {
             let why = "control vectors on an encoder: leave --control-vector out".to_owned();
             return Err(ModelError::Unsupported(why));
         }
-        if matches!(model.skeleton.beside, Beside::ForLayers { streams: 1.., .. }) {
+        if matches!(model.skeleton.streams, Streams::AltUp(_)) {
             let why = "control vectors on a model whose tokens have several streams: leave --control-vector out";
             return Err(ModelError::Unsupported(why.to_owned()));
         }

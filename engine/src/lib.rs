@@ -8,7 +8,7 @@
 //! - [`spec`] has what a model is made of, as data. `brigade-models` makes it of metadata, and a stage is loaded by it.
 //!   [`weights`] hands out tensors by name and shape.
 //! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
-//! - [`stage`] is layers with their state. [`sample`] draws tokens.
+//! - `residual` has how blocks meet the residual stream. [`stage`] is layers with their state. [`sample`] draws tokens.
 //! - [`heads`] judge a text in rerankers, or move its vector to another space.
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
 //!
@@ -27,6 +27,7 @@ pub mod control_vectors;
 pub mod device;
 pub mod error;
 pub mod heads;
+mod residual;
 pub mod sample;
 pub mod stage;
 pub mod state;

@@ -19,43 +19,78 @@ pub struct AttentionSpec {
     pub rotation: Rotation,
     /// Norms of q and k; `None` without them.
     pub qk_norm: Option<QkNorm>,
+    /// Where keys and values come from.
+    pub kv: KvSpec,
+    /// Which positions a row sees.
+    pub mask: MaskSpec,
+    /// What becomes of scores between q·k and the softmax.
+    pub scores: ScoreSpec,
+    /// What becomes of the heads' outputs before the output projection.
+    pub head_output: HeadOutputSpec,
+    /// Whether the bias of the output projection is added, where the file has one.
+    pub output_bias: bool,
+}
+
+/// Where keys and values come from, and what becomes of their projections.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KvSpec {
+    /// Whose they are.
+    pub from: KvFrom,
     /// Bound on q, k and v: each value is clamped to `-bound..=bound` after its bias.
     pub clamp: Option<f32>,
-    /// What a row sees of the positions before it; `None`: all.
-    pub window: Option<Window>,
-    /// Bound of the scores: `cap * tanh(score / cap)`.
-    pub softcap: Option<f32>,
-    /// Whether scores fall with the distance, by a slope of each head's own; `None`: they do not.
-    pub alibi: Option<Alibi>,
-    /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
-    pub sinks: bool,
-    /// A factor on q that grows with the position.
-    pub temperature: Option<Temperature>,
     /// Whether values are what the keys' projection gives, before the keys' norm and rotation.
     pub values_of_keys: bool,
     /// Epsilon of an RMS norm without weights of each value; `None` without it.
     pub value_norm: Option<f32>,
-    /// What multiplies the heads' outputs; `None`: nothing.
-    pub gate: Option<HeadGate>,
-    /// Epsilon of an RMS norm (`attn_sub_norm`) of all heads' outputs together; `None` without it.
-    pub sub_norm: Option<f32>,
-    /// Whether the bias of the output projection is added, where the file has one.
-    pub output_bias: bool,
-    /// Whether a row sees the rows after it too, as in encoders.
+}
+
+/// Which positions a row sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MaskSpec {
+    /// What it sees of the positions before it; `None`: all.
+    pub window: Option<Window>,
+    /// Whether it sees the rows after it too, as in encoders.
     pub both_ways: bool,
-    /// What scores gain by the distance; `None`: nothing.
-    pub buckets: Option<Buckets>,
-    /// Whose keys and values it attends to.
-    pub kv: KvFrom,
     /// What chooses the positions that a row's heads attend to; `None`: all that they see.
     pub index: Option<BlockIndexSpec>,
+}
+
+/// What becomes of scores between q·k and the softmax.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScoreSpec {
+    /// Their bound: `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Whether they fall with the distance, by a slope of each head's own; `None`: they do not.
+    pub alibi: Option<Alibi>,
+    /// What they gain by the distance; `None`: nothing.
+    pub buckets: Option<Buckets>,
+    /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
+    pub sinks: bool,
+    /// A factor on q that grows with the position.
+    pub temperature: Option<Temperature>,
+}
+
+/// What becomes of the heads' outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeadOutputSpec {
+    /// What multiplies them; `None`: nothing.
+    pub gate: Option<HeadGate>,
+    /// Epsilon of an RMS norm (`attn_sub_norm`) of all of them together; `None` without it.
+    pub sub_norm: Option<f32>,
 }
 
 impl AttentionSpec {
     /// Width of the index's key that is remembered of a position; 0: the block has no index.
     #[inline]
     pub fn index_dim(&self) -> usize {
-        self.index.map_or(0, |index| index.head_dim)
+        self.mask.index.map_or(0, |index| index.head_dim)
+    }
+}
+
+impl HeadOutputSpec {
+    /// Outputs behind a gate, the sigmoid of what `source` gives.
+    pub fn gated(source: GateSource) -> Self {
+        Self { gate: Some(HeadGate::sigmoid(source)), sub_norm: None }
     }
 }
 
@@ -101,9 +136,10 @@ pub enum BlockScoring {
 
 /// Whose keys and values a block attends to. Those that are lent travel beside the residual stream, a pair of tensors
 /// each, as [`Beside`](super::Beside) says; every block that borrows them keeps them in a cache of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvFrom {
     /// Its own.
+    #[default]
     Own,
     /// Its own, and it lends them to later blocks as the pair of this number.
     Lent(usize),
@@ -290,21 +326,11 @@ impl AttentionSpec {
             scale: 1.0 / (head_dim_k as f32).sqrt(),
             rotation: Rotation::None,
             qk_norm: None,
-            clamp: None,
-            window: None,
-            softcap: None,
-            alibi: None,
-            sinks: false,
-            temperature: None,
-            values_of_keys: false,
-            value_norm: None,
-            gate: None,
-            sub_norm: None,
+            kv: KvSpec::default(),
+            mask: MaskSpec::default(),
+            scores: ScoreSpec::default(),
+            head_output: HeadOutputSpec::default(),
             output_bias: true,
-            both_ways: false,
-            buckets: None,
-            kv: KvFrom::Own,
-            index: None,
         }
     }
 }

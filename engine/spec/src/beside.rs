@@ -14,21 +14,21 @@ pub enum Beside {
     Chosen,
     /// The place of the adapter that each row uses, a whole number ([`SwitchSpec`](super::SwitchSpec)).
     Adapters,
-    /// A row for each layer to come, `row` values wide (0: none), then the keys and values of each pair that layers lend,
-    /// then streams beside the first ([`AltUpSpec`](super::AltUpSpec)).
+    /// A row for each layer to come, `row` values wide (0: none), then the keys and values of each pair that layers lend.
     ForLayers {
         /// Width of a layer's row.
         row: usize,
         /// Pairs of keys and values that layers lend.
         lent: usize,
-        /// Streams beside the first.
-        streams: usize,
     },
 }
 
 impl Beside {
     /// Which of the tensors beside the stream has the places of adapters.
     pub const ADAPTERS: usize = 0;
+
+    /// Which of the tensors beside the stream has the rows that come into the first layer.
+    pub const EMBEDDING: usize = 0;
 
     /// Which of the tensors beside the stream has the layers' rows.
     pub const ROWS: usize = 0;
@@ -39,10 +39,16 @@ impl Beside {
         Self::ROWS + 1 + 2 * pair
     }
 
-    /// Which of the tensors beside the stream has the first of the streams beside it, where `lent` pairs are lent.
+    /// Tensors beside the stream that are for layers, where `lent` pairs are lent.
     #[inline]
-    pub const fn streams(lent: usize) -> usize {
+    pub const fn n_for_layers(lent: usize) -> usize {
         Self::keys(lent)
+    }
+
+    /// Which of the tensors beside the stream the host reads.
+    #[inline]
+    pub fn of_host(self) -> Option<usize> {
+        (self == Self::Adapters).then_some(Self::ADAPTERS)
     }
 }
 

@@ -8,24 +8,34 @@ impl ModelSpec {
     /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
     /// stream, then what goes along beside it.
     pub fn boundary(&self, cut: usize) -> BoundarySpec {
-        let mut widths = vec![self.n_embd; 1 + self.skeleton.residual.n_beside(cut)];
-        let chosen = self.chosen_before(cut);
-        match self.skeleton.beside {
-            Beside::Nothing => {}
-            Beside::FirstValue | Beside::Embedding => widths.insert(1, self.n_embd),
-            Beside::Chosen => widths.extend(chosen.map(|sizes| sizes.per_row)),
-            Beside::Adapters => widths.push(1),
-            Beside::ForLayers { row, lent, streams } => {
-                widths.push((self.n_layer() - cut) * row);
-                widths.extend((0..lent).flat_map(|pair| self.lent_across(cut, pair)));
-                widths.extend(std::iter::repeat_n(self.n_embd, streams));
+        let streams = &self.skeleton.streams;
+        let mut widths = self.widths_beside(cut);
+        let of_streams = std::iter::repeat_n(self.n_embd, streams.n_beside(cut));
+        widths.splice(streams.place()..streams.place(), of_streams);
+        widths.insert(0, self.n_embd);
+        let exact = self.chosen_before(cut).is_some() || self.skeleton.beside == Beside::Adapters;
+        BoundarySpec { widths, exact }
+    }
+
+    /// Widths of what crosses the cut before layer `cut` besides streams.
+    fn widths_beside(&self, cut: usize) -> Vec<usize> {
+        let mut widths = match self.skeleton.beside {
+            Beside::Nothing => Vec::new(),
+            Beside::FirstValue | Beside::Embedding => vec![self.n_embd],
+            Beside::Chosen => {
+                self.chosen_before(cut).map(|sizes| sizes.per_row).into_iter().collect()
             }
-        }
+            Beside::Adapters => vec![1],
+            Beside::ForLayers { row, lent } => {
+                let rows = (self.n_layer() - cut) * row;
+                let of_pair = |pair| self.lent_across(cut, pair);
+                std::iter::once(rows).chain((0..lent).flat_map(of_pair)).collect()
+            }
+        };
         if let Some(is_read) = self.skeleton.passes.beside(cut, self.n_layer()) {
             widths.push(if is_read { self.n_embd } else { 0 });
         }
-        let exact = chosen.is_some() || self.skeleton.beside == Beside::Adapters;
-        BoundarySpec { widths, exact }
+        widths
     }
 
     /// The choice of positions that layers from `layer` on need from a layer before it. `None`: no such layer attends to
@@ -54,7 +64,7 @@ impl ModelSpec {
     fn kv_of(&self, layer: usize) -> Option<(KvFrom, [usize; 2])> {
         self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
             BlockKind::Attention(a) => {
-                Some((a.kv, [a.n_kv_head * a.head_dim_k, a.n_kv_head * a.head_dim_v]))
+                Some((a.kv.from, [a.n_kv_head * a.head_dim_k, a.n_kv_head * a.head_dim_v]))
             }
             _ => None,
         })

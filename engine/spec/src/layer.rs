@@ -1,15 +1,15 @@
 //! A layer as data: its blocks with what surrounds each of them, every kind of block, and some of the kinds.
 
 use super::{
-    AltUpSpec, AttentionSpec, ChannelMixSpec, CompressedSpec, DeltaNetSpec, KdaSpec, LaurelSpec,
-    LayerRowSpec, LightningSpec, MambaSpec, MlpSpec, MoeSpec, NgramSpec, Rotation, ShortConvSpec,
-    SwitchRouterSpec, Temperature, TimeMix6Spec, TimeMixSpec,
+    AttentionSpec, ChannelMixSpec, CompressedSpec, DeltaNetSpec, KdaSpec, LaurelSpec, LayerRowSpec,
+    LightningSpec, MambaSpec, MlpSpec, MoeSpec, NgramSpec, NormSpec, Residual, Rotation,
+    ShortConvSpec, SwitchRouterSpec, Temperature, TimeMix6Spec, TimeMixSpec,
 };
 use crate::state::StateSpec;
 use brigade_shapes::{PoolSizes, SsdShape, Window, mamba_state_len};
 
-/// One layer: residual blocks in order, `x += residual_scale * post_norm(block(norm(x)))` for each, with the
-/// norms that it has; [`Reads`] says which `x` is normed. [`Residual`] has the exception. Then `x` itself may be normed.
+/// One layer: blocks in order. Each reads the residual stream, normed, and what it gives meets the stream again.
+/// [`Reads`] says which rows it reads, and [`Residual`] how both meet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Usually a mixer and an FFN; none where a layer does nothing.
@@ -27,44 +27,39 @@ impl LayerSpec {
         self.has_experts() && (tensor.contains("_exps.") || tensor.contains("_chexps."))
     }
 
-    /// Which of the blocks that the stage mixes streams for block `index` is; `None`: it reads and writes them itself.
-    #[inline]
-    pub fn place_among_mixed(&self, index: usize) -> Option<usize> {
-        let by_itself = |block: &&BlockSpec| matches!(block.kind, BlockKind::Ngram(_));
-        let before = self.blocks[..index].iter().filter(|block| !by_itself(block)).count();
-        (!by_itself(&&self.blocks[index])).then_some(before)
+    /// Blocks, from the first on, that all rows go through where only some are wanted behind the layer: up to the last that
+    /// mixes rows, and up to the last that reads what was there before it. 0: none mixes rows.
+    pub fn n_mixing(&self) -> usize {
+        let Some(last) = self.blocks.iter().rposition(|block| block.kind.mixes_rows()) else {
+            return 0;
+        };
+        let rest = &self.blocks[last + 1..];
+        let beside = rest.iter().take_while(|block| block.reads == Reads::AsBefore).count();
+        let is_early =
+            |block: &BlockSpec| block.reads == Reads::LayerInput || block.kind.reads_layer_input();
+        let early = rest.iter().rposition(is_early).map_or(0, |i| i + 1);
+        last + 1 + beside.max(early)
+    }
+
+    /// The number under which snapshots and copies have the state of block `index`.
+    pub fn state_number(&self, index: usize) -> usize {
+        // A prediction of streams has counted as a block.
+        let predicts = self.blocks.first().is_some_and(|block| block.residual.predicts());
+        index + usize::from(predicts)
     }
 }
 
-/// A block with the norm before it and the scale after it.
+/// A block with the norms before and behind it, and how it meets the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// Tensor of the norm's weight within the layer, e.g. `attn_norm.weight`; `None` where the block reads
-    /// the stream as it is.
-    pub norm: Option<&'static str>,
-    /// Epsilon of that norm, inside the root.
-    pub eps: f32,
-    /// Tensor of the weight of a norm of the block's output.
-    pub post_norm: Option<&'static str>,
-    /// Epsilon of that norm.
-    pub post_eps: f32,
-    /// Multiplies the block's output before it is added.
-    pub residual_scale: f32,
-    /// The residual stream goes on as the rows that the block read, normed, times this; its output is added to that. `None`:
-    /// the stream goes on as it came.
-    pub goes_on_from_norm: Option<f32>,
-    /// Multiplies the residual stream after that (1: nothing).
-    pub stream_scale: f32,
-    /// Tensor of one value that the residual stream is multiplied by after all that.
-    pub stream_factor: Option<&'static str>,
-    /// Tensor of one value: times this, the rows of [`Beside::Embedding`] are added after the block.
-    pub skip: Option<&'static str>,
-    /// Tensor of the weight of a norm of the residual stream after that.
-    pub stream_norm: Option<&'static str>,
-    /// Tensor of the weight of a norm after that one, of the sum of its rows and the stream as it came to the block.
-    pub again_norm: Option<&'static str>,
+    /// The norm of what it reads; `None` where it reads that as it is.
+    pub norm: Option<NormSpec>,
+    /// The norm of its output.
+    pub post_norm: Option<NormSpec>,
     /// Which rows it reads.
     pub reads: Reads,
+    /// How it meets the residual stream.
+    pub residual: Residual,
     /// What the block computes.
     pub kind: BlockKind,
 }
@@ -72,31 +67,13 @@ pub struct BlockSpec {
 impl BlockSpec {
     /// A block on its own whose output is added as it is.
     pub fn new(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
-        Self {
-            norm: Some(norm),
-            eps,
-            post_norm: None,
-            post_eps: eps,
-            residual_scale: 1.0,
-            goes_on_from_norm: None,
-            stream_scale: 1.0,
-            stream_factor: None,
-            skip: None,
-            stream_norm: None,
-            again_norm: None,
-            reads: Reads::Stream,
-            kind,
-        }
+        Self { norm: Some(NormSpec { weight: norm, eps }), ..Self::bare(kind) }
     }
 
     /// A block that reads the stream as it is.
     pub fn bare(kind: BlockKind) -> Self {
-        Self { norm: None, ..Self::new("", 0.0, kind) }
-    }
-
-    /// A block that reads the stream as it is; the sum of both is normed.
-    pub fn with_stream_norm(norm: &'static str, eps: f32, kind: BlockKind) -> Self {
-        Self { norm: None, stream_norm: Some(norm), ..Self::new(norm, eps, kind) }
+        let (reads, residual) = (Reads::Stream, Residual::Plain);
+        Self { norm: None, post_norm: None, reads, residual, kind }
     }
 }
 
@@ -144,10 +121,6 @@ pub enum BlockKind {
     ChannelMix(ChannelMixSpec),
     /// What a row of the layer's own adds.
     LayerRow(LayerRowSpec),
-    /// All streams as the layer is to find them.
-    Predict(AltUpSpec),
-    /// All streams as the layer leaves them.
-    Correct(AltUpSpec),
     /// A low-rank way past attention.
     Laurel(LaurelSpec),
     /// Which of the file's own adapters each row uses.
@@ -162,9 +135,8 @@ impl BlockKind {
     /// Whether a row's output depends on other rows; if not, unwanted rows may be left out.
     #[inline]
     pub fn mixes_rows(&self) -> bool {
-        let of_streams = matches!(self, Self::Predict(_) | Self::Correct(_));
         let of_row = matches!(self, Self::LayerRow(_) | Self::Laurel(_) | Self::Linear);
-        !(of_streams || of_row || matches!(self, Self::Mlp(_) | Self::Moe(_)))
+        !(of_row || matches!(self, Self::Mlp(_) | Self::Moe(_)))
     }
 
     /// Whether the block reads the residual stream as it came into the layer, besides its own rows.
@@ -178,7 +150,7 @@ impl BlockKind {
         match self {
             Self::Attention(a) => {
                 let (per_head, index) = ([a.head_dim_k, a.head_dim_v], a.index_dim());
-                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.window }
+                StateSpec::Paged { n_head: a.n_kv_head, per_head, index, window: a.mask.window }
             }
             Self::Switch(_) => {
                 let per_head = [SwitchRouterSpec::WIDTH; 2];
@@ -206,16 +178,14 @@ impl BlockKind {
             Self::ChannelMix(c) => StateSpec::Slot { conv: c.n_embd, scan: 0 },
             Self::Ngram(n) => n.state(),
             Self::Mlp(_) | Self::Moe(_) | Self::Linear => StateSpec::None,
-            Self::LayerRow(_) | Self::Predict(_) | Self::Correct(_) | Self::Laurel(_) => {
-                StateSpec::None
-            }
+            Self::LayerRow(_) | Self::Laurel(_) => StateSpec::None,
         }
     }
 
     /// Positions that a row sees at most; `None`: all before it, or in an encoder all of its text.
     pub fn window(&self) -> Option<u32> {
         match self {
-            Self::Attention(attention) => attention.window.map(Window::width),
+            Self::Attention(attention) => attention.mask.window.map(Window::width),
             Self::Mla(mla) => mla.window.map(Window::width),
             _ => None,
         }
@@ -381,5 +351,42 @@ impl Mamba2Spec {
             None => self.shape.n_inner() + 2 * self.shape.n_bc(),
             Some(_) => self.shape.n_inner(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, AltUpSpec, AltUpStep};
+
+    fn ffn(reads: Reads) -> BlockSpec {
+        let kind = BlockKind::Mlp(MlpSpec::new(8, Activation::SwiGlu));
+        BlockSpec { reads, ..BlockSpec::bare(kind) }
+    }
+
+    fn attention() -> BlockSpec {
+        BlockSpec::bare(BlockKind::Attention(AttentionSpec::plain([2, 1], [4, 4])))
+    }
+
+    #[test]
+    fn all_rows_go_through_what_mixes_them_and_through_what_reads_what_was_before_it() {
+        let n_mixing = |blocks| LayerSpec { blocks }.n_mixing();
+        assert_eq!(n_mixing(Vec::new()), 0);
+        assert_eq!(n_mixing(vec![ffn(Reads::Stream)]), 0);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::Stream)]), 1);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::AsBefore), ffn(Reads::Stream)]), 2);
+        assert_eq!(n_mixing(vec![attention(), ffn(Reads::Stream), ffn(Reads::LayerInput)]), 3);
+    }
+
+    #[test]
+    fn a_prediction_counts_where_states_are_numbered() {
+        let altup = AltUpSpec { n: 4, second: 1, eps: 1e-6 };
+        let residual = Residual::AltUp(altup, AltUpStep::Predict);
+        let numbers = |first| {
+            let layer = LayerSpec { blocks: vec![first, ffn(Reads::Stream)] };
+            [0, 1].map(|index| layer.state_number(index))
+        };
+        assert_eq!(numbers(attention()), [0, 1]);
+        assert_eq!(numbers(BlockSpec { residual, ..attention() }), [1, 2]);
     }
 }

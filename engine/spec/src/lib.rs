@@ -8,8 +8,8 @@
 //!
 //! - `model` has [`ModelSpec`], and `layer` its layers and blocks, with some of the blocks. The other blocks are in `attention`,
 //!   `compressed`, `delta`, `ffn`, `ngram`, `recurrent`, `stream` and `switch`.
-//! - `residual`, `beside` and `passes` have what few models have around their blocks; `rope` has rotations, `norm` the norms.
-//!   `own_drafts` has the blocks behind the layers.
+//! - `residual` says how blocks meet the residual stream, and what a token's stream is made of. `beside` and `passes` have what
+//!   few models have around their blocks; `rope` has rotations, `norm` the norms. `own_drafts` has the blocks behind the layers.
 //! - `boundary` says what crosses a cut, and `state` what a sequence takes.
 //! - `names` has what tensors are called, and `tensors` says which of them a stage reads. [`heads`] has those that none
 //!   reads.
@@ -44,7 +44,8 @@ use brigade_gguf::Gguf;
 
 pub use attention::{
     Alibi, AttentionSpec, BlockIndexSpec, BlockScoring, Buckets, GateActivation, GateSource,
-    HeadGate, KvFrom, NormOver, QkNorm, Rotation, Temperature,
+    HeadGate, HeadOutputSpec, KvFrom, KvSpec, MaskSpec, NormOver, QkNorm, Rotation, ScoreSpec,
+    Temperature,
 };
 pub use beside::{Beside, BoundarySpec};
 pub use compressed::{CompressedSpec, EntriesSpec, EntryIndexSpec};
@@ -61,16 +62,18 @@ pub use names::{
     POSITION_EMBD, TOKEN_EMBD, TOKEN_EXPERTS, TOKEN_TYPES, is_of_other_senses, layer_of,
 };
 pub use ngram::{NgramHead, NgramSpec};
-pub use norm::NormKind;
+pub use norm::{NormKind, NormSpec};
 pub use own_drafts::{DraftHeadSpec, DraftInput, KEPT_HIDDEN, OwnDraftsSpec, SPARE_KEYS};
 pub use passes::{LoopSpec, PassEnd, Passes, StackSpec};
 pub use recurrent::{
     ChannelMixSpec, LightningSpec, MambaNorms, MambaSpec, ShortConvSpec, TimeMix6Spec, TimeMixSpec,
 };
-pub use residual::{DepthSpec, GatedSpec, HyperSpec, Residual};
+pub use residual::{
+    AltUpSpec, AltUpStep, DepthSpec, GatedSpec, HeadReads, HyperSpec, NormedSpec, Residual, Streams,
+};
 pub use rope::{RopeFactors, RopeSpec, YarnSpec};
 pub use state::{Prefixes, StateRoom, StateSpec, pages_kept, pages_of_each, pages_of_rows};
-pub use stream::{AltUpSpec, LaurelSpec, LayerRowSpec};
+pub use stream::{LaurelSpec, LayerRowSpec};
 pub use switch::{SwitchRouterSpec, SwitchSpec};
 pub use tensors::{
     MAX_ADAPTERS, has_token_rows, is_of_input, is_tied, own_draft_tensors, stage_tensors,

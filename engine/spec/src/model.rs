@@ -2,8 +2,8 @@
 //! only what follows from the sizes.
 
 use super::{
-    Beside, BlockKind, BlockSpec, KvFrom, LAYER_ROW_TABLE, LayerSpec, NormKind, OUTPUT_NORM,
-    OwnDraftsSpec, Passes, Residual, RopeSpec, SwitchSpec, layer_of,
+    Beside, BlockKind, BlockSpec, HeadReads, KvFrom, LAYER_ROW_TABLE, LayerSpec, NormKind,
+    OUTPUT_NORM, OwnDraftsSpec, Passes, RopeSpec, Streams, SwitchSpec, layer_of,
 };
 use std::ops::Range;
 
@@ -56,8 +56,8 @@ pub struct Skeleton {
     pub left_out: Option<&'static str>,
     /// What goes along beside the residual stream.
     pub beside: Beside,
-    /// What blocks and head read of the residual stream.
-    pub residual: Residual,
+    /// What a token's residual stream is made of.
+    pub streams: Streams,
     /// How the layers of the file follow one another.
     pub passes: Passes,
     /// Adapters inside the file, which tokens switch on.
@@ -84,7 +84,7 @@ impl ModelSpec {
     /// Whether rows see the rows after them: the model makes vectors of whole texts, and writes none.
     pub fn is_encoder(&self) -> bool {
         let mut blocks = self.layers.iter().flat_map(|layer| &layer.blocks);
-        blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.both_ways))
+        blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.mask.both_ways))
     }
 
     /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold. `windows`: layers
@@ -146,7 +146,7 @@ impl ModelSpec {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
             BlockKind::Attention(a) => {
                 let unread = ["attn_k.", "attn_v.", "attn_k_norm."];
-                matches!(a.kv, KvFrom::Borrowed(_))
+                matches!(a.kv.from, KvFrom::Borrowed(_))
                     && unread.iter().any(|part| tensor.contains(part))
             }
             // For tokens that are pictures.
@@ -168,7 +168,9 @@ impl ModelSpec {
     /// Whether layer `layer` reads a tensor that has another layer's name, or its own, or none's.
     pub fn shares(&self, layer: usize, tensor: &str) -> bool {
         self.layers[layer].blocks.iter().any(|block| match &block.kind {
-            BlockKind::Attention(a) => a.buckets.as_ref().is_some_and(|b| b.tensor == tensor),
+            BlockKind::Attention(a) => {
+                a.scores.buckets.as_ref().is_some_and(|b| b.tensor == tensor)
+            }
             BlockKind::Ngram(_) => tensor == LAYER_ROW_TABLE,
             _ => false,
         })
@@ -184,6 +186,8 @@ impl ModelSpec {
 /// norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
+    /// What the last norm reads of a token's streams.
+    pub reads: HeadReads,
     /// Tensor of the last norm's weight; `None` where the layers end with one.
     pub norm: Option<&'static str>,
     /// Epsilon of the last norm.
@@ -199,6 +203,7 @@ pub struct HeadSpec {
 impl HeadSpec {
     /// A norm and a matrix.
     pub fn usual(eps: f32) -> Self {
-        Self { norm: Some(OUTPUT_NORM), eps, logit_scale: 1.0, softcap: None, masked: 0..0 }
+        let (reads, norm) = (HeadReads::Stream, Some(OUTPUT_NORM));
+        Self { reads, norm, eps, logit_scale: 1.0, softcap: None, masked: 0..0 }
     }
 }

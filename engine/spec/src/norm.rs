@@ -1,5 +1,14 @@
 //! The norms between blocks, as data.
 
+/// A norm of rows of the model's [`NormKind`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Tensor of its weight within the layer, e.g. `attn_norm.weight`.
+    pub weight: &'static str,
+    /// Epsilon, inside the root.
+    pub eps: f32,
+}
+
 /// Norms over a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormKind {

@@ -48,6 +48,12 @@ pub enum PassEnd {
 }
 
 impl Passes {
+    /// Whether layers of the file run more than once.
+    #[inline]
+    pub fn repeat(&self) -> bool {
+        !matches!(self, Self::Once)
+    }
+
     /// Number in the file of a layer's weights.
     #[inline]
     pub fn in_file(&self, layer: usize) -> usize {

@@ -1,34 +1,106 @@
-//! What blocks read of the residual stream, and what becomes of their output.
+//! How blocks meet the residual stream, and what a token's stream is made of.
 //!
-//! In most models a block reads the stream and is added to it. Kimi K3 has attention over depth instead
-//! ([`DepthSpec`]), others have several streams ([`HyperSpec`], [`GatedSpec`]).
+//! In most models a token has one row, the stream. A block reads it, and what the block gives is added to it. Here is what
+//! models have instead: [`Residual`] says how a block meets the stream, [`Streams`] what there is to meet, and [`HeadReads`]
+//! what the model's end reads.
 
-/// How a model's blocks follow one another.
+use std::ops::Range;
+
+/// How a block meets the residual stream: what it reads of that, and what becomes of its output. `x` is the stream and `y`
+/// the block's output, behind the norm that this may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Residual {
-    /// Each reads the residual stream and is added to it.
+    /// The stream becomes `x + y`.
     #[default]
-    Sum,
-    /// Each reads a mixture of the stream and of what it was at earlier layers.
-    OverDepth(DepthSpec),
-    /// Each reads a sum of several streams and is added to all of them.
+    Plain,
+    /// `stream * (x + output * y)`.
+    Scaled {
+        /// Multiplies the block's output.
+        output: f32,
+        /// Multiplies the sum.
+        stream: f32,
+    },
+    /// `f * (x + y)`, where the tensor of this name has `f` as its one value.
+    Factor(&'static str),
+    /// `scale * u + y`, where `u` are the normed rows that the block read: the stream goes on from these.
+    FromNorm {
+        /// Multiplies them.
+        scale: f32,
+    },
+    /// `x + y + f * e`, where the tensor of this name has `f` as its one value, and `e` are the rows that came into the first
+    /// layer ([`Beside::Embedding`](crate::Beside::Embedding)).
+    WithEmbedding(&'static str),
+    /// The sum is normed.
+    Normed(NormedSpec),
+    /// The block reads a mixture of the stream and of what it was at earlier layers ([`Streams::Kept`]).
+    OverDepth {
+        /// The mixture.
+        mixture: DepthSpec,
+        /// Whether the stream is kept as it is, and goes on as `y`. Else it becomes `x + y`.
+        keeps: bool,
+    },
+    /// The block reads a sum of several streams and is added to all of them.
     Hyper(HyperSpec),
     /// The same, with a weight for each value of each stream.
     Gated(GatedSpec),
+    /// One step of several streams that are updated by turns.
+    AltUp(AltUpSpec, AltUpStep),
+}
+
+/// What a token's residual stream is made of. All rows of it are as wide as the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Streams {
+    /// One row.
+    #[default]
+    One,
+    /// One row, and what it was before some layers: rows that were kept on the way.
+    Kept {
+        /// Layers from one that keeps to the next, the first of which is layer 0; at least 1.
+        every: usize,
+    },
+    /// So many rows, all of which begin as the token's embedding.
+    Alike(usize),
+    /// Rows that matrices make of the token's embedding, which is the first of them.
+    AltUp(AltUpSpec),
+}
+
+/// What the norm before the head reads of a token's streams.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HeadReads {
+    /// The stream, or the first one.
+    Stream,
+    /// The mean of so many streams.
+    Mean(usize),
+    /// A mixture of the stream and of what it was.
+    OverDepth(DepthSpec),
+    /// A sum of all streams, as they weigh themselves.
+    Hyper(HyperSpec),
+    /// The mean of all streams, each value through a gate.
+    Gated(GatedSpec),
+    /// The mean of the first stream and of what matrices make of the others.
+    AltUp(AltUpSpec),
+}
+
+/// Norms behind a sum: `u = norm(x + y)`, and where there is another one `again(u + x)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormedSpec {
+    /// Tensor of the first norm's weight.
+    pub norm: &'static str,
+    /// Tensor of the other one's.
+    pub again: Option<&'static str>,
+    /// Their epsilon.
+    pub eps: f32,
 }
 
 /// Residual attention over depth. Rows of the stream are kept on their way, in a bank beside the stream.
 /// Blocks and head read a mixture of all that were kept and of the stream itself: `Σ_i softmax(z)_i v_i` with
-/// `z_i = score · norm(v_i)`. A layer that keeps adds what it finds to the bank, and its first block's output
-/// takes the stream's place instead of being added to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `z_i = score · norm(v_i)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DepthSpec {
-    /// Layers from one that keeps to the next, the first of which is layer 0; at least 1.
-    pub every: usize,
-    /// Tensors of the score vectors of a layer's blocks, in their order.
-    pub scores: [&'static str; 2],
-    /// Tensor of the head's score vector.
-    pub head_score: &'static str,
+    /// Tensor of the score vector.
+    pub score: &'static str,
+    /// Epsilon of the norm under the scores.
+    pub eps: f32,
 }
 
 /// Hyper-connections (arXiv 2409.19606; with streams that a doubly stochastic matrix mixes: arXiv 2512.24880). A token has
@@ -39,7 +111,7 @@ pub struct DepthSpec {
 ///   `post_i = magnitude * sigmoid(scale_1 m_(n+i) + base_(n+i)) + post_eps`;
 /// - the matrix `mix` is made of `scale_2 m_(2n..) + base_(2n..)`, see [`Self::rounds`].
 ///
-/// Each block has tensors `fn`, `scale` and `base` of its own.
+/// Each block has tensors `fn`, `scale` and `base` of its own. The head reads streams as blocks do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HyperSpec {
     /// Streams, the first included.
@@ -55,10 +127,8 @@ pub struct HyperSpec {
     /// How often the matrix is normed so that its rows and columns sum to one (Sinkhorn and Knopp); `None`: streams do not
     /// mix, each goes on as it is.
     pub rounds: Option<usize>,
-    /// Stems of the tensors of a layer's blocks, in their order.
-    pub stems: [&'static str; 2],
-    /// Stem of the head's tensors, which weigh streams as blocks do; `None`: it reads their mean.
-    pub head_stem: Option<&'static str>,
+    /// Stem of the tensors.
+    pub stem: &'static str,
 }
 
 /// Hyper-connections whose weights are gates of single values (Qwen3.8-Flash-Next). A token has `n` streams, all of which
@@ -77,10 +147,31 @@ pub struct GatedSpec {
     pub rank: usize,
     /// Epsilon of the norms.
     pub eps: f32,
-    /// Stems of the tensors of a layer's blocks, in their order; those that read and write streams themselves do not count.
-    pub stems: [&'static str; 2],
-    /// Stem of the head's tensors.
-    pub head_stem: &'static str,
+    /// Stem of the tensors.
+    pub stem: &'static str,
+}
+
+/// Several streams, of which the first is computed with (AltUp, arXiv 2301.13310, section 3). Before a layer's blocks all
+/// streams are predicted from what they were; behind them all are corrected by how far the first is from its prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AltUpSpec {
+    /// Streams, the first included.
+    pub n: usize,
+    /// Which of the tensors beside the first stream has the second.
+    pub second: usize,
+    /// Epsilon of the norm before the router.
+    pub eps: f32,
+}
+
+/// What a block has to do with streams that are updated by turns. Blocks without such a step meet the first one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AltUpStep {
+    /// All streams become their predictions before the block reads the first one, to which its output is added.
+    Predict,
+    /// The output is added to the first stream. Then all streams are corrected.
+    Correct,
+    /// The block reads the first stream, times `altup_correct_scale`. Its output is added to the others.
+    Others,
 }
 
 impl HyperSpec {
@@ -92,31 +183,62 @@ impl HyperSpec {
     }
 }
 
+impl AltUpSpec {
+    /// Which tensors beside the first stream have the others.
+    #[inline]
+    pub fn others(&self) -> Range<usize> {
+        self.second..self.second + self.n - 1
+    }
+
+    /// Which has the first stream as it was predicted, within a layer.
+    #[inline]
+    pub fn prediction(&self) -> usize {
+        self.others().end
+    }
+}
+
 impl Residual {
-    /// Rows as wide as the stream that a token has beside it before `layer`: what earlier layers kept, or other streams.
+    /// Whether streams are predicted before the block.
+    #[inline]
+    pub fn predicts(&self) -> bool {
+        matches!(self, Self::AltUp(_, AltUpStep::Predict))
+    }
+}
+
+impl Streams {
+    /// Rows that a token has beside the first one before `layer`: what earlier layers kept, or other streams.
     #[inline]
     pub fn n_beside(&self, layer: usize) -> usize {
         match self {
-            Self::Sum => 0,
-            Self::OverDepth(depth) => layer.div_ceil(depth.every),
-            Self::Hyper(_) | Self::Gated(_) => self.n_streams() - 1,
+            Self::One => 0,
+            Self::Kept { every } => layer.div_ceil(*every),
+            Self::Alike(n) => n - 1,
+            Self::AltUp(altup) => altup.n - 1,
         }
     }
 
-    /// Streams that a token has all the way.
+    /// Which of the tensors beside the first row has the first of these.
     #[inline]
-    pub fn n_streams(&self) -> usize {
+    pub fn place(&self) -> usize {
         match self {
-            Self::Sum | Self::OverDepth(_) => 1,
-            Self::Hyper(hyper) => hyper.n,
-            Self::Gated(gated) => gated.n,
+            Self::AltUp(altup) => altup.second,
+            Self::One | Self::Kept { .. } | Self::Alike(_) => 0,
         }
     }
 
-    /// Whether a layer keeps its input and starts the stream anew.
+    /// Streams that a token has all the way and that are alike: 1 where others differ from the first.
     #[inline]
-    pub fn restarts(&self, layer: usize) -> bool {
-        matches!(self, Self::OverDepth(depth) if layer.is_multiple_of(depth.every))
+    pub fn n_alike(&self) -> usize {
+        match self {
+            Self::One | Self::Kept { .. } | Self::AltUp(_) => 1,
+            Self::Alike(n) => *n,
+        }
+    }
+
+    /// Whether a layer keeps the stream as it comes: its first block's output goes on as the stream then.
+    #[inline]
+    pub fn keeps(&self, layer: usize) -> bool {
+        matches!(self, Self::Kept { every } if layer.is_multiple_of(*every))
     }
 }
 
@@ -126,12 +248,11 @@ mod tests {
 
     #[test]
     fn a_layer_that_keeps_counts_for_those_behind_it() {
-        let depth = DepthSpec { every: 12, scores: ["a", "b"], head_score: "c" };
-        let residual = Residual::OverDepth(depth);
-        let kept = [0, 1, 12, 13, 24, 25, 92, 93].map(|layer| residual.n_beside(layer));
+        let streams = Streams::Kept { every: 12 };
+        let kept = [0, 1, 12, 13, 24, 25, 92, 93].map(|layer| streams.n_beside(layer));
         assert_eq!(kept, [0, 1, 1, 2, 2, 3, 8, 8]);
-        let restarting = (0..93).filter(|&layer| residual.restarts(layer));
-        assert_eq!(restarting.collect::<Vec<_>>(), [0, 12, 24, 36, 48, 60, 72, 84]);
-        assert_eq!((Residual::Sum.n_beside(50), Residual::Sum.restarts(0)), (0, false));
+        let keeping = (0..93).filter(|&layer| streams.keeps(layer));
+        assert_eq!(keeping.collect::<Vec<_>>(), [0, 12, 24, 36, 48, 60, 72, 84]);
+        assert_eq!((Streams::One.n_beside(50), Streams::One.keeps(0)), (0, false));
     }
 }

@@ -13,8 +13,6 @@ use crate::weights::WeightLoader;
 /// Weights of one layer's way for its rows.
 pub struct LayerRow {
     spec: LayerRowSpec,
-    /// `[n_embd]`, what the gate reads times; `None` where it reads the stream as it is.
-    scale: Option<Vector>,
     /// `[width, n_embd]`.
     gate: Linear,
     /// `[n_embd, width]`.
@@ -24,7 +22,7 @@ pub struct LayerRow {
 }
 
 impl LayerRow {
-    /// Loads `<stem>.inp_gate`, `proj` and `post_norm`; where there are several streams `altup_correct_scale` too.
+    /// Loads `<stem>.inp_gate`, `proj` and `post_norm`.
     pub fn load(
         spec: &LayerRowSpec,
         stem: &str,
@@ -32,13 +30,8 @@ impl LayerRow {
         loader: &mut WeightLoader<'_>,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{stem}.{part}.weight");
-        let scale = match spec.altup {
-            Some(_) => Some(loader.vector(&name("altup_correct_scale"), n_embd)?),
-            None => None,
-        };
         Ok(Self {
             spec: *spec,
-            scale,
             gate: Linear::matrix(loader, &name("inp_gate"), spec.width, n_embd)?,
             back: Linear::matrix(loader, &name("proj"), n_embd, spec.width)?,
             norm: loader.vector(&name("post_norm"), n_embd)?,
@@ -51,17 +44,9 @@ impl Block for LayerRow {
         self.gate.nbytes() + self.back.nbytes()
     }
 
-    /// Of `x` and the layer's rows beside it. Where there are several streams, what comes out goes to the others, and the
-    /// first gains zeros.
+    /// Of `x` and the layer's rows beside it.
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
-        let gate = match &self.scale {
-            None => self.gate.forward(cx, x),
-            Some(scale) => {
-                let mut scaled = cx.scratch.copy_of(x);
-                cx.device.scale_columns(&mut scaled, scale);
-                self.gate.forward(cx, &scaled)
-            }
-        };
+        let gate = self.gate.forward(cx, x);
         // Rows of layers that are done may still be there, or may have been left behind at a cut.
         let (rows, width) = (&cx.beside[Beside::ROWS], self.spec.width);
         let first = rows.cols() - self.spec.n_left * width;
@@ -69,12 +54,6 @@ impl Block for LayerRow {
         activate(cx.device, Activation::GeGlu, &gate, &mut row);
         let mut out = self.back.forward(cx, &row);
         cx.device.rms_norm_inplace(&mut out, &self.norm, self.spec.eps);
-        if let Some(altup) = &self.spec.altup {
-            for stream in &mut cx.beside[altup.others()] {
-                cx.device.add(stream, &out);
-            }
-            cx.device.fill(&mut out, 0.0);
-        }
         out
     }
 }

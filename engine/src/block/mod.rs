@@ -1,10 +1,8 @@
 //! Mixers and FFNs, one for each file, in folders by their kind: weights, and a forward pass over the rows of a ubatch.
 //!
-//! A block gets normed rows and returns rows. The norm before it, the residual sum and the scale after it
-//! belong to the stage. Weights never change. What a block remembers is a [`BlockState`], which the stage
-//! owns.
+//! A block gets normed rows and returns rows. How these meet the residual stream is said by what stands beside it
+//! (`residual`). Weights never change. What a block remembers is a [`BlockState`], which the stage owns.
 
-mod altup;
 mod attention;
 mod embedding;
 mod ffn;
@@ -25,7 +23,6 @@ use crate::kernels::{HeadColumns, KernelError, RopeTable};
 use crate::spec::{BlockKind, ModelError, Rotation};
 use crate::state::{BlockState, PartRows, Sequences, UbatchRows};
 use crate::weights::WeightLoader;
-use altup::{Correct, Predict};
 use attention::compressed::Compressed;
 use attention::gqa::Attention;
 use attention::mla::Mla;
@@ -109,8 +106,6 @@ pub fn load_block(
         BlockKind::ChannelMix(spec) => Box::new(ChannelMix::load(spec, stem, n_embd, loader)?),
         BlockKind::TimeMix6(spec) => Box::new(TimeMix6::load(spec, stem, n_embd, loader)?),
         BlockKind::LayerRow(spec) => Box::new(LayerRow::load(spec, stem, n_embd, loader)?),
-        BlockKind::Predict(spec) => Box::new(Predict::load(spec, stem, n_embd, loader)?),
-        BlockKind::Correct(spec) => Box::new(Correct::load(spec, stem, n_embd, loader)?),
         BlockKind::Laurel(spec) => Box::new(Laurel::load(spec, stem, n_embd, loader)?),
         BlockKind::Switch(spec) => Box::new(Switch::new(spec)),
         BlockKind::Ngram(spec) => Box::new(Ngram::load(spec, stem, n_embd, loader)?),
@@ -203,4 +198,4 @@ fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, stride: usize, n_rot: usize, 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

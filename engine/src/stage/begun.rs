@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::boundary_rows::{BoundaryRows, FetchedRows};
 use super::head::{HeadRows, WantedRows};
+use super::layers::OfRows;
 use super::own_drafts::LeftRows;
 use super::wanted::wanted_rows;
 use super::{Stage, StageOutput};
@@ -12,7 +12,7 @@ use crate::batch::{Boundary, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::RowAdapters;
 use crate::device::Milestone;
 use crate::error::BatchError;
-use crate::spec::Beside;
+use crate::residual::{BoundaryRows, FetchedRows};
 
 /// A ubatch that a stage began.
 pub struct Begun {
@@ -123,11 +123,11 @@ impl Stage {
             }
             None => self.embed(ub, &adapters),
         };
-        let of_host = (self.spec.skeleton.beside == Beside::Adapters).then_some(Beside::ADAPTERS);
-        rows = rows.adopted(&self.scratch, of_host);
+        rows = rows.adopted(&self.scratch, self.spec.skeleton.beside.of_host());
+        let of_rows =
+            OfRows { parts: &applied.parts, tokens: &tokens, adapters: &adapters, n_rows };
         if self.head.is_none() {
-            let of_rows = (&applied.parts[..], &tokens[..], &adapters);
-            self.run_blocks(0..self.blocks.len(), of_rows, n_rows, &mut rows);
+            self.run_blocks(0..self.blocks.len(), &of_rows, &mut rows);
             let spec = self.spec.boundary(self.layers.end);
             rows.leave_behind(&self.device, &self.scratch, &spec);
             let results = Results::Boundary(rows.fetched(n_rows));
@@ -135,7 +135,7 @@ impl Stage {
         }
         // Blocks at the end that do not mix rows run on the wanted rows alone.
         let mixing = self.n_mixing();
-        self.run_blocks(0..mixing, (&applied.parts, &tokens, &adapters), n_rows, &mut rows);
+        self.run_blocks(0..mixing, &of_rows, &mut rows);
         // Blocks of drafts read all rows of their parts.
         let mut left: Vec<usize> = applied.parts.iter().flat_map(wanted_rows).collect();
         let n_wanted = left.len();
@@ -148,8 +148,9 @@ impl Stage {
         drop(rows);
         let mut adapters = adapters.picked(left.iter().copied());
         let tokens: Vec<u32> = left.iter().map(|row| tokens[*row]).collect();
-        let of_rows = (&[][..], &tokens[..], &adapters);
-        self.run_blocks(mixing..self.blocks.len(), of_rows, left.len(), &mut wanted);
+        let of_rows =
+            OfRows { parts: &[], tokens: &tokens, adapters: &adapters, n_rows: left.len() };
+        self.run_blocks(mixing..self.blocks.len(), &of_rows, &mut wanted);
         let is_read = !read.is_empty();
         if is_read {
             let rows = LeftRows { numbers: &left, tokens: &tokens, hidden: &wanted };

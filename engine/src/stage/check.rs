@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::load::{load_embedding, load_head, load_layer, load_pass_norm, switched};
+use super::load::{load_embedding, load_head, load_layer, switched};
 use super::rope::load_rope;
 use crate::device::Device;
 use crate::gguf::{GgufError, TensorInfo};
 use crate::kernels;
+use crate::residual::load_pass_norm;
 use crate::spec::{Described, ModelError, stage_tensors};
 use crate::weights::{TensorSource, WeightLoader};
 

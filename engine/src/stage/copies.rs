@@ -48,7 +48,7 @@ impl Stage {
     fn states(&self) -> impl Iterator<Item = (u32, u32, &BlockState)> {
         self.blocks.iter().flat_map(|block| {
             let parts = block.state.parts().iter().enumerate();
-            parts.map(|(part, state)| (block.layer as u32, number_of(block.index, part), state))
+            parts.map(|(part, state)| (block.layer as u32, number_of(block.number, part), state))
         })
     }
 

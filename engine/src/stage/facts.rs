@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::StageFacts;
 use super::head::Head;
+use super::layers::LoadedBlock;
 use super::own_drafts::OwnDrafts;
-use super::{LoadedBlock, StageFacts};
 use crate::device::Device;
 use crate::spec::ModelSpec;
 

@@ -9,7 +9,7 @@
 
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
-use crate::spec::{ModelError, ModelSpec, OUTPUT_NORM, Passes, TOKEN_EMBD, is_of_input, layer_of};
+use crate::spec::{ModelError, ModelSpec, OUTPUT_NORM, TOKEN_EMBD, is_of_input, layer_of};
 use crate::weights::TensorSource;
 
 /// Bytes of a sample: a page of memory.
@@ -43,7 +43,7 @@ pub(super) fn in_place(
     layer: usize,
     print: blake3::Hash,
 ) -> Result<blake3::Hash, ModelError> {
-    if spec.skeleton.passes == Passes::Once {
+    if !spec.skeleton.passes.repeat() {
         return Ok(print);
     }
     let mut hasher = blake3::Hasher::new();
@@ -75,7 +75,7 @@ fn add(
 /// Whether a layer's weights in memory are made of a tensor, or their hash is.
 pub(super) fn is_made_of(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     let is_inside = || layer_of(of_model(tensor).0).is_some();
-    shapes(tensor, spec, layer) && (spec.skeleton.passes == Passes::Once || is_inside())
+    shapes(tensor, spec, layer) && (!spec.skeleton.passes.repeat() || is_inside())
 }
 
 /// Whether what a layer leaves behind depends on a tensor.

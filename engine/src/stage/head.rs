@@ -4,8 +4,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::block_input::BlockInput;
-use super::boundary_rows::BoundaryRows;
 use super::verify::Drafts;
 use super::wanted::wanted_rows;
 use crate::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SeqOp, SlotId, Want};
@@ -13,6 +11,7 @@ use crate::block::{Linear, RowAdapters, project_all};
 use crate::constraint::{Drawn, Mask, Masks};
 use crate::device::{Device, Fetched, FewValues, FoundGreatest, Rows, Scratch};
 use crate::kernels::Vector;
+use crate::residual::{BoundaryRows, HeadInput, On};
 use crate::sample::{Next, Sampler, looks_at};
 use crate::spec::HeadSpec;
 use crate::state::{PartRows, Sequences};
@@ -27,7 +26,7 @@ const MASK_WITHIN: Duration = Duration::from_millis(5);
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
 pub(super) struct Head {
     pub(super) spec: HeadSpec,
-    pub(super) read: BlockInput,
+    pub(super) read: HeadInput,
     /// `None` in an encoder, which has no logits.
     pub(super) output: Option<Linear>,
     /// Width of a row.
@@ -98,7 +97,7 @@ impl Head {
             return HeadRows::refuted(Vec::new());
         }
         let mut normed = scratch.take(n, self.n_embd);
-        self.read.apply((device, scratch), wanted, &mut normed);
+        self.read.read(On { device, scratch }, wanted, &mut normed);
         // Rows whose logits nobody wants are not multiplied if no other is either. A companion never comes alone.
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
@@ -462,8 +461,8 @@ mod tests {
     use crate::batch::{PageId, SamplingParams, SeqPart, UBatch};
     use crate::kernels::{self, PackedMatrix};
     use crate::quant::GgmlType;
+    use crate::residual::Norm;
     use crate::spec::Prefixes;
-    use crate::stage::norm::Norm;
 
     const N_EMBD: usize = 4;
     const N_VOCAB: usize = 3;
@@ -475,7 +474,7 @@ mod tests {
         let bytes = bytemuck::cast_slice(&weights);
         Head {
             spec: HeadSpec::usual(1e-5),
-            read: BlockInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
+            read: HeadInput::new(Some(Norm::plain(N_EMBD, 1e-5)), None),
             output: PackedMatrix::pack(device.host(), GgmlType::F32, N_VOCAB, N_EMBD, bytes)
                 .ok()
                 .map(Linear::plain),

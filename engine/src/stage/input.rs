@@ -1,13 +1,11 @@
 //! What the first stage makes of token ids: hidden rows, with the rows of positions added and normed where a model does
 //! that, and what goes along beside them.
 
-use super::layer_rows::LayerRows;
-use super::norm::Norm;
-use super::streams::StreamMatrices;
 use crate::batch::UBatch;
 use crate::block::{Embedding, RowAdapters, scale_of};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{PackedMatrix, Vector};
+use crate::residual::{Begin, Norm};
 use crate::spec::SwitchSpec;
 
 /// What makes the first layer's rows.
@@ -20,12 +18,8 @@ pub(super) struct Input {
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
     pub(super) positions: Option<Vector>,
     pub(super) norm: Option<Norm>,
-    /// What makes the rows that tokens have for each layer, where they have some.
-    pub(super) layer_rows: Option<LayerRows>,
-    /// What makes the other streams, where tokens have several.
-    pub(super) streams: Option<StreamMatrices>,
-    /// `[n_embd]`, where two stacks take turns: how the vector of the low one begins.
-    pub(super) low_start: Option<Vector>,
+    /// What tokens have beside these rows, in the order in which it lies there.
+    pub(super) beside: Vec<Box<dyn Begin>>,
     /// What adapters add to the rows of tokens.
     pub(super) adapters: Vec<EmbeddingLora>,
 }
@@ -75,14 +69,6 @@ impl Input {
             norm.apply_inplace(device, &mut rows);
         }
         rows
-    }
-
-    /// For each row of a ubatch the place of the adapter that its token switches on, 0 for none; `None` where tokens switch
-    /// none.
-    pub(super) fn switched_on(&self, ub: &UBatch) -> Option<Rows> {
-        let switch = self.switch.as_ref()?;
-        let places = ub.tokens().into_iter().map(|token| switch.place_of(token) as f32);
-        Some(Rows::new(places.collect(), 1))
     }
 
     /// Adds what adapters add to the rows of tokens, before they are multiplied by `scale`.

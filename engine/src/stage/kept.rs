@@ -8,16 +8,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Stage;
 use super::fingerprint;
 use super::head::Head;
 use super::input::Input;
+use super::layers::BlockWeights;
 use super::own_drafts::DraftBlock;
-use super::{BlockWeights, Stage};
 use crate::device::{Device, Home};
 use crate::gguf::Gguf;
 use crate::gguf::adapters::of_model;
 use crate::spec::{
-    ModelError, ModelSpec, Passes, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
+    ModelError, ModelSpec, TOKEN_EMBD, is_of_input, is_tied, layer_of, stage_tensors,
 };
 use crate::weights::ExpertsPlace;
 
@@ -109,7 +110,7 @@ impl KeptWeights {
 
     /// Gives each of `layers` that is not here the weights of a layer that has the same; all that have them share them.
     pub(super) fn share(&mut self, spec: &ModelSpec, layers: &Range<usize>) {
-        if spec.skeleton.passes == Passes::Once {
+        if !spec.skeleton.passes.repeat() {
             return;
         }
         for layer in layers.clone() {

@@ -5,13 +5,51 @@ use std::sync::Arc;
 
 use crate::batch::UBatch;
 use crate::block::Embedding;
-use crate::device::{Device, Rows, Scratch};
+use crate::device::Rows;
 use crate::kernels::{PackedMatrix, Vector};
-use crate::spec::{LAYER_ROW_TABLE, ModelError, ModelSpec};
+use crate::residual::{Begin, BoundaryRows, On};
+use crate::spec::{Beside, LAYER_ROW_TABLE, ModelError, ModelSpec};
 use crate::weights::{TensorSource, WeightLoader};
 
+/// What tokens have beside their streams for layers to come.
+pub(super) struct ForLayers {
+    /// What makes a row for each layer, where they have such.
+    rows: Option<LayerRows>,
+    /// Pairs of keys and values that layers lend.
+    lent: usize,
+}
+
+impl ForLayers {
+    /// Loads what makes rows `row` values wide (0: none), where so many pairs are lent.
+    ///
+    /// # Errors
+    /// As of every tensor that is missing, misshapen or of an unknown type.
+    pub(super) fn load(
+        spec: &ModelSpec,
+        row: usize,
+        lent: usize,
+        source: &Arc<dyn TensorSource>,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, ModelError> {
+        let rows = match row {
+            0 => None,
+            width => Some(LayerRows::load(spec, width, source, loader)?),
+        };
+        Ok(Self { rows, lent })
+    }
+}
+
+impl Begin for ForLayers {
+    fn begin(&self, on: On<'_>, ub: &UBatch, rows: &mut BoundaryRows) {
+        let of_layers = self.rows.as_ref().map(|layers| layers.rows(on, ub, &rows.hidden));
+        rows.beside.push(of_layers.unwrap_or_default());
+        // Filled by the layers that lend them.
+        rows.beside.resize_with(Beside::n_for_layers(self.lent), Rows::default);
+    }
+}
+
 /// Tables and weights of the rows for all layers, which the first stage makes.
-pub(super) struct LayerRows {
+struct LayerRows {
     /// Width of a layer's row.
     width: usize,
     /// `[n_vocab, n_layer * width]`, left where it is.
@@ -29,7 +67,7 @@ impl LayerRows {
     ///
     /// # Errors
     /// As of every tensor that is missing, misshapen or of an unknown type.
-    pub(super) fn load(
+    fn load(
         spec: &ModelSpec,
         width: usize,
         source: &Arc<dyn TensorSource>,
@@ -47,13 +85,7 @@ impl LayerRows {
     }
 
     /// The rows of a ubatch, `[n_rows, n_layer * width]`; `hidden` `[n_rows, n_embd]` goes into the first layer.
-    pub(super) fn rows(
-        &self,
-        device: &Device,
-        scratch: &Scratch,
-        ub: &UBatch,
-        hidden: &Rows,
-    ) -> Rows {
+    fn rows(&self, On { device, scratch }: On<'_>, ub: &UBatch, hidden: &Rows) -> Rows {
         let of_table = self.table.rows(device, &ub.tokens(), (self.width as f32).sqrt());
         let mut rows = scratch.take(hidden.n_rows(), self.projection.rows());
         device.multiply(&self.projection, hidden, &mut rows);

@@ -4,37 +4,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block_input::{BlockInput, DepthMix, Mix};
+use super::Stage;
 use super::facts;
 use super::fingerprint;
-use super::gated_streams::GatedConnection;
 use super::head::Head;
-use super::hyper::HyperConnection;
 use super::input::{EmbeddingLora, Input};
 use super::kept::{self, Kept, KeptFor, KeptLayer, KeptWeights, Names};
-use super::layer_rows::LayerRows;
-use super::norm::Norm;
+use super::layer_rows::ForLayers;
+use super::layers::{BlockWeights, LoadedBlock};
 use super::own_drafts::OwnDrafts;
 use super::rope::load_rope;
-use super::streams::StreamMatrices;
-use super::{BlockWeights, LoadedBlock, Stage};
+use super::switched::SwitchedOn;
 use crate::block::{Embedding, Linear, load_block};
 use crate::constraint::{ConstraintError, Masks};
 use crate::control_vectors::StageVectors;
 use crate::device::Device;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::KvType;
+use crate::residual::{self, Begin, ControlVector, HeadInput, Norm, PassBoundary, load_pass_norm};
 use crate::sample::Sampler;
 use crate::spec::{
-    ALTUP_PROJ, Beside, BlockSpec, Described, EMBEDDING_NORM, LOW_START, LayerSpec, ModelError,
-    ModelSpec, NormKind, OUTPUT, POSITION_EMBD, Passes, Reads, Residual, StateRoom, TOKEN_EMBD,
-    TOKEN_TYPES, layer_of, own_draft_tensors, stage_tensors, stage_tensors_with_drafts,
+    Beside, BlockSpec, Described, EMBEDDING_NORM, LayerSpec, ModelError, ModelSpec, NormSpec,
+    OUTPUT, POSITION_EMBD, Reads, StateRoom, TOKEN_EMBD, TOKEN_TYPES, layer_of, own_draft_tensors,
+    stage_tensors, stage_tensors_with_drafts,
 };
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
-
-/// Name of the matrices that make one row for the head of several streams.
-const ALTUP_UNEMBD: &str = "altup_unembd_proj.weight";
 
 /// What a stage is loaded for.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,7 +119,8 @@ impl Stage {
         }
         blocks.iter_mut().zip(states).for_each(|(block, state)| block.state = state);
         let rows = config.control_vectors.as_ref().map_or(&[][..], |vectors| &vectors.rows);
-        steer(&mut blocks, layers.start, rows, spec.n_embd);
+        steer(&mut blocks, layers.start, rows, &spec);
+        end_passes(&mut blocks, &spec, pass_norm.map(Arc::new));
         let embedding = taken(&mut kept.embedding, &mut names.embedding);
         let head = taken(&mut kept.head, &mut names.head);
         let own_drafts = taken(&mut kept.drafts, &mut names.drafts);
@@ -149,7 +145,6 @@ impl Stage {
             head,
             rope,
             local_rope,
-            pass_norm,
             sequences,
             drawing: Vec::new(),
             own_drafts,
@@ -282,22 +277,14 @@ pub(super) fn load_embedding(
             Some(rows[..spec.n_embd].to_vec().into())
         }
     };
-    let (row, n_streams) = match spec.skeleton.beside {
-        Beside::ForLayers { row, streams, .. } => (row, streams),
-        _ => (0, 0),
-    };
-    let layer_rows = match row {
-        0 => None,
-        width => Some(LayerRows::load(spec, width, source, loader)?),
-    };
-    let streams = match n_streams {
-        0 => None,
-        n => Some(StreamMatrices::load(loader, ALTUP_PROJ, n, spec.n_embd)?),
-    };
-    let low_start = match spec.skeleton.passes {
-        Passes::Stacks(_) => Some(loader.vector(LOW_START, spec.n_embd)?),
-        Passes::Once | Passes::Loop(_) => None,
-    };
+    let mut others: Vec<Box<dyn Begin>> = Vec::new();
+    if let Some(switch) = &spec.skeleton.switch {
+        others.push(Box::new(SwitchedOn(switch.clone())));
+    }
+    if let Beside::ForLayers { row, lent } = spec.skeleton.beside {
+        others.push(Box::new(ForLayers::load(spec, row, lent, source, loader)?));
+    }
+    let beside = residual::load_beginning(spec, others, loader)?;
     let mut adapters = Vec::new();
     for AdapterTensors { adapter, alpha, a, b } in loader.adapters(TOKEN_EMBD)? {
         // Rows of tokens are looked up, so that the halves stand the other way round.
@@ -307,17 +294,7 @@ pub(super) fn load_embedding(
         adapters.push(EmbeddingLora { adapter, a, b, alpha });
     }
     let switch = spec.skeleton.switch.clone();
-    Ok(Input {
-        tokens,
-        switch,
-        token_type,
-        positions,
-        norm,
-        layer_rows,
-        streams,
-        low_start,
-        adapters,
-    })
+    Ok(Input { tokens, switch, token_type, positions, norm, beside, adapters })
 }
 
 /// The fingerprints of the layers that are in `kept`.
@@ -365,14 +342,30 @@ pub(super) fn room(config: &StageConfig) -> StateRoom {
 
 /// Gives each layer's last block what is added behind the layer: `rows` is `[layers, n_embd]` from layer `first` on, or
 /// empty. A layer may have no blocks: it does nothing, and its row is left out.
-fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], n_embd: usize) {
-    for layer in blocks.chunk_by_mut(|a, b| a.layer == b.layer) {
-        let (last, others) = layer.split_last_mut().expect("chunks are not empty");
-        let row = rows.chunks_exact(n_embd).nth(last.layer - first);
-        let row = row.filter(|row| row.iter().any(|value| *value != 0.0));
-        others.iter_mut().for_each(|block| block.control_vector = None);
-        last.control_vector = row.map(|row| row.to_vec().into());
+fn steer(blocks: &mut [LoadedBlock], first: usize, rows: &[f32], spec: &ModelSpec) {
+    let n_streams = spec.skeleton.streams.n_alike();
+    for last in last_of_layers(blocks) {
+        let row = rows.chunks_exact(spec.n_embd).nth(last.layer - first);
+        if let Some(row) = row.filter(|row| row.iter().any(|value| *value != 0.0)) {
+            let vector = row.to_vec().into();
+            last.behind.push(Box::new(ControlVector { vector, n_streams }));
+        }
     }
+}
+
+/// Gives each layer's last block what becomes of the stream where a pass ends there.
+fn end_passes(blocks: &mut [LoadedBlock], spec: &ModelSpec, norm: Option<Arc<Norm>>) {
+    let Some(norm) = norm else { return };
+    for last in last_of_layers(blocks) {
+        if let Some(end) = spec.skeleton.passes.end(last.layer, spec.n_layer()) {
+            last.behind.push(Box::new(PassBoundary { end, norm: norm.clone() }));
+        }
+    }
+}
+
+fn last_of_layers(blocks: &mut [LoadedBlock]) -> impl Iterator<Item = &mut LoadedBlock> {
+    let layers = blocks.chunk_by_mut(|a, b| a.layer == b.layer);
+    layers.map(|layer| layer.last_mut().expect("chunks are not empty"))
 }
 
 /// Lets go of what is mapped of a layer (`None`: of what is outside the layers) once it is packed:
@@ -382,42 +375,21 @@ fn release(source: &dyn TensorSource, tensors: &[&TensorInfo], layer: Option<usi
     mine.for_each(|tensor| source.release(tensor));
 }
 
-/// The norm of the stream behind the last layer of a pass, where one ends so in `layers`.
-pub(super) fn load_pass_norm(
-    spec: &ModelSpec,
-    layers: &Range<usize>,
-    loader: &mut WeightLoader<'_>,
-) -> Result<Option<Norm>, ModelError> {
-    let passes = &spec.skeleton.passes;
-    if !layers.clone().any(|layer| passes.end(layer, spec.n_layer()).is_some()) {
-        return Ok(None);
-    }
-    let (kind, weight) = match spec.pass_norm(layers) {
-        Some(weight) => (spec.skeleton.norm, weight),
-        None => (NormKind::RmsUnweighted, ""),
-    };
-    Ok(Some(Norm::load(loader, kind, weight, spec.n_embd, spec.head.eps)?))
-}
-
-/// The blocks of layer `layer`, which device with `weights`; without states.
+/// The blocks of layer `layer`, which compute with `weights`; without states.
 fn layer_blocks(
     spec: &ModelSpec,
     layer: usize,
     weights: Vec<Arc<BlockWeights>>,
 ) -> impl Iterator<Item = LoadedBlock> + use<'_> {
-    let (blocks, skeleton) = (&spec.layers[layer].blocks, &spec.skeleton);
-    let block = move |(index, weights)| {
-        let is_last = index + 1 == blocks.len();
-        LoadedBlock {
-            layer,
-            index,
-            spec: blocks[index].clone(),
-            weights,
-            restarts: index == 0 && skeleton.residual.restarts(layer),
-            state: BlockState::None,
-            control_vector: None,
-            pass_end: skeleton.passes.end(layer, spec.n_layer()).filter(|_| is_last),
-        }
+    let of_layer = &spec.layers[layer];
+    let block = move |(index, weights)| LoadedBlock {
+        layer,
+        index,
+        number: of_layer.state_number(index),
+        spec: of_layer.blocks[index].clone(),
+        weights,
+        state: BlockState::None,
+        behind: Vec::new(),
     };
     weights.into_iter().enumerate().map(block)
 }
@@ -440,120 +412,32 @@ pub(super) fn load_blocks(
     block_stem: &str,
     loader: &mut WeightLoader<'_>,
 ) -> Result<Vec<Arc<BlockWeights>>, ModelError> {
+    let stem = format!("{block_stem}.");
     let mut blocks = Vec::new();
-    for (index, block) in of_layer.blocks.iter().enumerate() {
-        let stem = format!("{block_stem}.");
-        let read = match block.reads {
-            Reads::AsBefore => None,
-            Reads::Stream | Reads::LayerInput => {
-                let place = of_layer.place_among_mixed(index);
-                let mix = match place {
-                    Some(place) => load_mix(spec, loader, (&stem, place), block.eps)?,
-                    None => None,
-                };
-                Some(load_read(spec, loader, &stem, (block.norm, block.eps), mix)?)
-            }
-        };
-        let post_norm = match block.post_norm {
-            Some(name) => Some(load_norm(spec, loader, &format!("{stem}{name}"), block.post_eps)?),
-            None => None,
-        };
-        let mut norm = |name: Option<&str>| -> Result<Option<Norm>, ModelError> {
-            let Some(name) = name else { return Ok(None) };
-            Ok(Some(load_norm(spec, loader, &format!("{stem}{name}"), block.eps)?))
-        };
-        let stream_norms = [norm(block.stream_norm)?, norm(block.again_norm)?];
-        let mut factor = |name: Option<&str>| match name {
-            Some(name) => Ok::<_, ModelError>(Some(loader.vector(&format!("{stem}{name}"), 1)?[0])),
-            None => Ok(None),
-        };
-        let (stream_factor, skip) = (factor(block.stream_factor)?, factor(block.skip)?);
+    for block in &of_layer.blocks {
+        let residual = residual::load(spec, block, &stem, loader)?;
+        // A block that reads what the one before it read has that one's norm.
+        let norm = block.norm.filter(|_| block.reads != Reads::AsBefore);
         blocks.push(Arc::new(BlockWeights {
-            read,
-            post_norm,
-            stream_norms,
-            stream_factor,
-            skip,
+            residual,
+            norm: load_norm(spec, loader, &stem, norm)?,
+            post_norm: load_norm(spec, loader, &stem, block.post_norm)?,
             block: load_block(&block.kind, layer, block_stem, spec.n_embd, loader)?,
         }));
     }
     Ok(blocks)
 }
 
+/// A norm, where there is one, whose weight's name follows `stem`.
 fn load_norm(
     spec: &ModelSpec,
     loader: &mut WeightLoader<'_>,
-    weight: &str,
-    eps: f32,
-) -> Result<Norm, ModelError> {
-    Norm::load(loader, spec.skeleton.norm, weight, spec.n_embd, eps)
-}
-
-/// What block `index` of a layer, of those that streams are mixed for, reads of the streams or of what they were. Its
-/// tensors' names begin with `stem`.
-fn load_mix(
-    spec: &ModelSpec,
-    loader: &mut WeightLoader<'_>,
-    (stem, index): (&str, usize),
-    eps: f32,
-) -> Result<Option<Mix>, ModelError> {
-    let n_embd = spec.n_embd;
-    Ok(match &spec.skeleton.residual {
-        Residual::Sum => None,
-        Residual::OverDepth(depth) => {
-            let score = format!("{stem}{}", depth.scores[index]);
-            Some(Mix::Depth(DepthMix::load(loader, &score, n_embd, eps)?))
-        }
-        Residual::Hyper(hyper) => {
-            let stem = format!("{stem}{}", hyper.stems[index]);
-            Some(Mix::Hyper(HyperConnection::of_block(loader, hyper, &stem, n_embd)?))
-        }
-        Residual::Gated(gated) => {
-            let stem = format!("{stem}{}", gated.stems[index]);
-            Some(Mix::Gated(GatedConnection::load(loader, gated, (&stem, true), n_embd)?))
-        }
-    })
-}
-
-/// What the head reads of the streams or of what they were.
-pub(super) fn load_head_mix(
-    spec: &ModelSpec,
-    loader: &mut WeightLoader<'_>,
-) -> Result<Option<Mix>, ModelError> {
-    let (n_embd, eps) = (spec.n_embd, spec.head.eps);
-    Ok(match (&spec.skeleton.residual, spec.skeleton.beside) {
-        (Residual::Sum, Beside::ForLayers { lent, streams: n @ 1.., .. }) => {
-            let matrices = StreamMatrices::load(loader, ALTUP_UNEMBD, n, n_embd)?;
-            Some(Mix::Streams(matrices, Beside::streams(lent)))
-        }
-        (Residual::Sum, _) => None,
-        (Residual::OverDepth(depth), _) => {
-            Some(Mix::Depth(DepthMix::load(loader, depth.head_score, n_embd, eps)?))
-        }
-        (Residual::Hyper(hyper), _) => Some(match hyper.head_stem {
-            Some(stem) => Mix::Hyper(HyperConnection::of_head(loader, hyper, stem, n_embd)?),
-            None => Mix::Mean(hyper.n),
-        }),
-        (Residual::Gated(gated), _) => {
-            let stem = (gated.head_stem, false);
-            Some(Mix::Gated(GatedConnection::load(loader, gated, stem, n_embd)?))
-        }
-    })
-}
-
-/// A norm with the mixture before it, where there is one. Names follow `stem`.
-fn load_read(
-    spec: &ModelSpec,
-    loader: &mut WeightLoader<'_>,
     stem: &str,
-    (norm, eps): (Option<&str>, f32),
-    mix: Option<Mix>,
-) -> Result<BlockInput, ModelError> {
-    let norm = match norm {
-        Some(norm) => Some(load_norm(spec, loader, &format!("{stem}{norm}"), eps)?),
-        None => None,
-    };
-    Ok(BlockInput::new(norm, mix))
+    norm: Option<NormSpec>,
+) -> Result<Option<Norm>, ModelError> {
+    let Some(NormSpec { weight, eps }) = norm else { return Ok(None) };
+    let weight = format!("{stem}{weight}");
+    Ok(Some(Norm::load(loader, spec.skeleton.norm, &weight, spec.n_embd, eps)?))
 }
 
 pub(super) fn load_head(
@@ -569,8 +453,9 @@ pub(super) fn load_head(
     } else {
         Some(Linear::matrix(loader, matrix, spec.n_vocab, spec.n_embd)?)
     };
-    let mix = load_head_mix(spec, loader)?;
-    let read = load_read(spec, loader, "", (spec.head.norm, spec.head.eps), mix)?;
+    let merge = residual::load_merge(spec, loader)?;
+    let norm = spec.head.norm.map(|weight| NormSpec { weight, eps: spec.head.eps });
+    let read = HeadInput::new(load_norm(spec, loader, "", norm)?, merge);
     Ok(Head {
         spec: spec.head.clone(),
         read,

@@ -5,32 +5,27 @@
 //! network and keeps no clock.
 
 mod begun;
-mod block_input;
-mod boundary_rows;
 mod check;
 mod chosen_rows;
 mod copies;
 mod facts;
 mod fingerprint;
-mod gated_streams;
 mod head;
-mod hyper;
 mod input;
 mod kept;
 mod layer_rows;
+mod layers;
 mod load;
 mod load_ahead;
-mod norm;
 mod own_drafts;
 mod rehearsal;
 mod rope;
 mod snapshot;
-mod streams;
 mod switched;
 mod verify;
 mod wanted;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,21 +37,19 @@ pub use load_ahead::NextStage;
 pub use own_drafts::{DraftRow, check_own_drafts};
 
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
-use crate::block::{Block, BlockCx, RowAdapters};
+use crate::block::RowAdapters;
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, ExpertCounts, Handed, KernelTime, Rows, Scratch};
+use crate::device::{Device, ExpertCounts, Handed, KernelTime, Scratch};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
-use crate::kernels::{RopeParams, RopeTable, Vector};
-use crate::spec::{Beside, BlockSpec, ModelSpec, PassEnd, Reads, layer_of};
-use crate::state::{Applied, BlockState, LayerPrint, PartRows, Sequences, StateAction};
-use block_input::BlockInput;
-use boundary_rows::BoundaryRows;
+use crate::kernels::RopeParams;
+use crate::residual::{BoundaryRows, On};
+use crate::spec::{ModelSpec, layer_of};
+use crate::state::{Applied, LayerPrint, Sequences, StateAction};
 use head::Head;
 use input::Input;
-use norm::Norm;
+use layers::LoadedBlock;
 use own_drafts::OwnDrafts;
-use switched::OwnAdapters;
 
 /// What a forward pass returns.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,8 +94,6 @@ pub struct Stage {
     head: Option<Head>,
     rope: Option<RopeParams>,
     local_rope: Option<RopeParams>,
-    /// Of the stream behind the last layer of a pass, where one ends so in this stage.
-    pass_norm: Option<Norm>,
     sequences: Sequences,
     /// Sequences whose next token is still to be drawn, in ubatches that were begun.
     drawing: Vec<SlotId>,
@@ -111,37 +102,6 @@ pub struct Stage {
     /// Ubatches that were begun, and have rows that this reads.
     n_reading: usize,
     scratch: Scratch,
-}
-
-/// One residual block, ready to run.
-struct LoadedBlock {
-    layer: usize,
-    /// Place within its layer.
-    index: usize,
-    spec: BlockSpec,
-    weights: Arc<BlockWeights>,
-    /// Whether the stream is kept as it is, and goes on as the block's output.
-    restarts: bool,
-    state: BlockState,
-    /// Of a layer's last block: what is added to the stream behind the layer, `[n_embd]`.
-    control_vector: Option<Vector>,
-    /// Of a layer's last block: what becomes of the stream behind that.
-    pass_end: Option<PassEnd>,
-}
-
-/// What a block computes with. Layers that are one layer of the file share it.
-struct BlockWeights {
-    /// `None` where the block reads what the one before it read.
-    read: Option<BlockInput>,
-    /// A norm of the block's output.
-    post_norm: Option<Norm>,
-    /// Multiplies the stream after the block.
-    stream_factor: Option<f32>,
-    /// Times this, the embedded rows are added after the block.
-    skip: Option<f32>,
-    /// A norm of the stream after the block; and one of what it gives and the stream as it came.
-    stream_norms: [Option<Norm>; 2],
-    block: Box<dyn Block>,
 }
 
 impl Stage {
@@ -253,36 +213,18 @@ impl Stage {
         }
     }
 
+    /// What computes, and where rows come from.
+    fn on(&self) -> On<'_> {
+        On { device: &self.device, scratch: &self.scratch }
+    }
+
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
         let tools = (&self.device, &self.scratch);
-        let (device, scratch, scale) = (&self.device, &self.scratch, self.spec.embedding_scale);
-        let copy_of = |rows: &Rows| scratch.copy_of(rows);
-        let mut rows = BoundaryRows::stream(input.rows(device, scratch, ub, adapters, scale));
-        if let Some(low) = &input.low_start {
-            rows.beside.push(copy_of(&rows.hidden));
-            self.device.add_bias(&mut rows.hidden, low);
-        }
-        rows.beside.extend(input.switched_on(ub));
-        match self.spec.skeleton.beside {
-            Beside::Embedding => rows.beside.push(copy_of(&rows.hidden)),
-            Beside::ForLayers { lent, .. } => {
-                let hidden = &rows.hidden;
-                let of_layers =
-                    input.layer_rows.as_ref().map(|l| l.rows(device, scratch, ub, hidden));
-                let streams = input.streams.as_ref().map(|s| s.of(tools, hidden));
-                rows.beside.push(of_layers.unwrap_or_default());
-                // Filled by the layers that lend them.
-                rows.beside.resize_with(Beside::streams(lent), Rows::default);
-                rows.beside.extend(streams.unwrap_or_default());
-            }
-            Beside::Nothing | Beside::FirstValue | Beside::Chosen | Beside::Adapters => {}
-        }
-        let others = 1..self.spec.skeleton.residual.n_streams();
-        if !others.is_empty() {
-            rows.beside = others.map(|_| copy_of(&rows.hidden)).collect();
-        }
+        let hidden = input.rows(tools, ub, adapters, self.spec.embedding_scale);
+        let mut rows = BoundaryRows::stream(hidden);
+        input.beside.iter().for_each(|beside| beside.begin(self.on(), ub, &mut rows));
         rows
     }
 
@@ -348,21 +290,6 @@ impl Stage {
         }
     }
 
-    /// Blocks up to the last that mixes rows, and up to the last of its layer that reads what was there
-    /// before it.
-    fn n_mixing(&self) -> usize {
-        let Some(last) = self.blocks.iter().rposition(|b| b.spec.kind.mixes_rows()) else {
-            return 0;
-        };
-        let rest = self.blocks[last + 1..].iter();
-        let of_layer = rest.take_while(|b| b.layer == self.blocks[last].layer);
-        let of_layer: Vec<_> = of_layer.map(|b| &b.spec).collect();
-        let beside = of_layer.iter().take_while(|b| b.reads == Reads::AsBefore).count();
-        let is_early = |b: &&BlockSpec| b.reads == Reads::LayerInput || b.kind.reads_layer_input();
-        let early = of_layer.iter().rposition(is_early).map_or(0, |i| i + 1);
-        last + 1 + beside.max(early)
-    }
-
     /// Makes the state follow the ubatch's ops.
     fn run_actions(&mut self, applied: &Applied) {
         for action in &applied.actions {
@@ -373,148 +300,6 @@ impl Stage {
                     StateAction::CopySlot { from, to } => block.state.copy_slot(*from, *to),
                 }
             }
-        }
-    }
-
-    /// What later blocks of the layer that begins with block `first` read of its input, in their order.
-    fn read_early(&self, first: usize, rows: &BoundaryRows, early: &mut VecDeque<Rows>) {
-        let of_layer =
-            self.blocks[first..].iter().take_while(|b| b.layer == self.blocks[first].layer);
-        for block in of_layer.filter(|b| b.spec.reads == Reads::LayerInput) {
-            let mut input = self.scratch.take(rows.hidden.n_rows(), rows.hidden.cols());
-            if let Some(read) = &block.weights.read {
-                read.apply((&self.device, &self.scratch), rows, &mut input);
-            }
-            early.push_back(input);
-        }
-    }
-
-    /// Runs a range of residual blocks over `n_rows` rows in place. Parts and tokens are empty where none of the blocks
-    /// mixes rows.
-    fn run_blocks(
-        &mut self,
-        range: Range<usize>,
-        (parts, tokens, adapters): (&[PartRows], &[u32], &RowAdapters),
-        n_rows: usize,
-        rows: &mut BoundaryRows,
-    ) {
-        if n_rows == 0 {
-            return;
-        }
-        let rope = rope_table(&self.device, self.rope.as_ref(), parts);
-        let local_rope = rope_table(&self.device, self.local_rope.as_ref(), parts);
-        let n_embd = self.spec.n_embd;
-        let mut normed = self.scratch.take(n_rows, n_embd);
-        // What later blocks of a layer read of its input, in their order.
-        let mut early = VecDeque::new();
-        let keeps_input =
-            self.blocks[range.clone()].iter().any(|b| b.spec.kind.reads_layer_input());
-        let mut own = OwnAdapters::new(self.spec.skeleton.beside, adapters);
-        let mut layer_input = self.scratch.take(if keeps_input { n_rows } else { 0 }, n_embd);
-        for i in range {
-            if self.blocks[i].index == 0 {
-                self.read_early(i, rows, &mut early);
-                if keeps_input {
-                    layer_input.set(&rows.hidden);
-                }
-            }
-            let block = &mut self.blocks[i];
-            let adapters = own.of(&block.spec.kind, rows);
-            let weights = &block.weights;
-            let mut spread = None;
-            match (block.spec.reads, &weights.read) {
-                (Reads::LayerInput, _) => {
-                    normed = early.pop_front().expect("made at the layer's first block");
-                }
-                (_, Some(read)) => {
-                    spread = read.apply((&self.device, &self.scratch), rows, &mut normed);
-                }
-                (_, None) => {}
-            }
-            let came = weights.stream_norms[1].as_ref().map(|_| self.scratch.copy_of(&rows.hidden));
-            let mut cx = BlockCx {
-                device: &self.device,
-                parts,
-                tokens,
-                sequences: &self.sequences,
-                rope: rope.as_ref(),
-                local_rope: local_rope.as_ref(),
-                layer_input: &layer_input,
-                beside: &mut rows.beside,
-                adapters,
-                scratch: &self.scratch,
-            };
-            let mut out = weights.block.forward(&mut cx, &mut block.state, &normed);
-            if let Some(norm) = &weights.post_norm {
-                norm.apply_inplace(&self.device, &mut out);
-            }
-            if let Some(spread) = spread {
-                spread.add((&self.device, &self.scratch), &out, rows);
-            } else if block.restarts {
-                rows.restart(out);
-            } else {
-                block.add(&self.device, (&out, &normed), came.as_ref(), rows);
-            }
-            let n_streams = self.spec.skeleton.residual.n_streams();
-            block.end(&self.device, (n_streams, self.pass_norm.as_ref()), rows);
-        }
-    }
-}
-
-impl BlockWeights {
-    /// Bytes of all matrices.
-    fn nbytes(&self) -> u64 {
-        self.block.nbytes() as u64 + self.read.as_ref().map_or(0, BlockInput::nbytes) as u64
-    }
-}
-
-impl LoadedBlock {
-    /// Does with the streams, so many of them, what comes behind its layer, if it is the last block of that.
-    fn end(
-        &self,
-        device: &Device,
-        (n_streams, pass_norm): (usize, Option<&Norm>),
-        rows: &mut BoundaryRows,
-    ) {
-        if let Some(vector) = &self.control_vector {
-            rows.streams_mut(n_streams).for_each(|stream| device.add_bias(stream, vector));
-        }
-        if let (Some(end), Some(norm)) = (self.pass_end, pass_norm) {
-            rows.end_pass(device, norm, end);
-        }
-    }
-
-    /// Adds what it gave, `out` `[n_rows, n_embd]`, to the stream, and does with that what comes behind the block, which
-    /// read the rows `normed`; the stream `came` so to it.
-    fn add(
-        &self,
-        device: &Device,
-        (out, normed): (&Rows, &Rows),
-        came: Option<&Rows>,
-        rows: &mut BoundaryRows,
-    ) {
-        if let Some(scale) = self.spec.goes_on_from_norm {
-            rows.hidden.set(normed);
-            device.scale(&mut rows.hidden, scale);
-        }
-        device.add_scaled(&mut rows.hidden, out, self.spec.residual_scale);
-        if self.spec.stream_scale != 1.0 {
-            device.scale(&mut rows.hidden, self.spec.stream_scale);
-        }
-        let weights = &self.weights;
-        if let Some(factor) = weights.stream_factor {
-            device.scale(&mut rows.hidden, factor);
-        }
-        if let Some(factor) = weights.skip {
-            device.add_scaled(&mut rows.hidden, &rows.beside[0], factor);
-        }
-        let [stream_norm, again_norm] = &weights.stream_norms;
-        if let Some(norm) = stream_norm {
-            norm.apply_inplace(device, &mut rows.hidden);
-        }
-        if let (Some(norm), Some(came)) = (again_norm, came) {
-            device.add(&mut rows.hidden, came);
-            norm.apply_inplace(device, &mut rows.hidden);
         }
     }
 }
@@ -537,12 +322,4 @@ fn check_texts(ub: &UBatch) -> Result<(), BatchError> {
         ))),
         None => Ok(()),
     }
-}
-
-/// Sines and cosines for the positions of a ubatch.
-fn rope_table(device: &Device, rope: Option<&RopeParams>, parts: &[PartRows]) -> Option<RopeTable> {
-    let rope = rope.filter(|_| !parts.is_empty())?;
-    let positions: Vec<u32> =
-        parts.iter().flat_map(|p| p.pos..p.pos + p.rows.len() as u32).collect();
-    Some(RopeTable::new(device.host(), rope, &positions))
 }

@@ -40,7 +40,7 @@ impl Stage {
         let mut writer = SnapshotWriter::new(&identity, sequence.len, history, &self.prints);
         for block in &self.blocks {
             if let Some(state) = block.state.read(sequence) {
-                writer.section(block.layer, block.index, &state);
+                writer.section(block.layer, block.number, &state);
             }
         }
         let bytes = writer.finish();
@@ -67,7 +67,7 @@ impl Stage {
         let restored = crate::state::Sequence { len: snapshot.len, ..sequence };
         let mut sections = Vec::new();
         for block in self.blocks.iter().filter(|b| b.state.n_bytes_of(&restored) > 0) {
-            let section = snapshot.section(block.layer, block.index)?;
+            let section = snapshot.section(block.layer, block.number)?;
             let wanted = block.state.n_bytes_of(&restored);
             if section.len() != wanted {
                 return Err(SnapshotError::Damaged(format!(

@@ -1,9 +1,10 @@
 //! Adapters inside the model's file, which tokens switch on: those of the rows of a ubatch.
 
-use super::boundary_rows::BoundaryRows;
-use crate::batch::Boundary;
+use crate::batch::{Boundary, UBatch};
 use crate::block::RowAdapters;
+use crate::device::Rows;
 use crate::error::BatchError;
+use crate::residual::{Begin, BoundaryRows, On};
 use crate::spec::{Beside, BlockKind, SwitchSpec};
 
 /// The adapters that rows use: those that a user named, and the model's own once they are known.
@@ -27,6 +28,16 @@ impl<'a> OwnAdapters<'a> {
         }
         self.all
             .get_or_insert_with(|| self.of_users.with_places(rows.beside[Beside::ADAPTERS].host()))
+    }
+}
+
+/// Puts beside each row of a ubatch the place of the adapter that its token switches on, 0 for none.
+pub(super) struct SwitchedOn(pub(super) SwitchSpec);
+
+impl Begin for SwitchedOn {
+    fn begin(&self, _: On<'_>, ub: &UBatch, rows: &mut BoundaryRows) {
+        let places = ub.tokens().into_iter().map(|token| self.0.place_of(token) as f32);
+        rows.beside.push(Rows::new(places.collect(), 1));
     }
 }
 

@@ -1,4 +1,5 @@
-//! Types that exist once: those that kernels, GPUs and the engine share.
+//! What is written once: types that kernels, GPUs and the engine share. And what is known in one place: kinds of devices, and
+//! ways in which blocks meet the residual stream.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,27 @@ const MOST_METHODS: usize = 15;
 
 /// Where operands are defined, kernels compute, and blocks ask for it.
 const FOLDERS: [&str; 5] = ["shapes/src", "ops/src", "kernels/src", "gpu/src", "src/device"];
+
+/// Structs of which every model's file says something, and the most fields of each. What one or two models have belongs into
+/// a variant or a part of it.
+const FIELDS: [(&str, &str, usize); 2] =
+    [("layer.rs", "BlockSpec", 5), ("attention.rs", "AttentionSpec", 12)];
+
+/// Files of the engine that run block after block.
+const LOOPS: [&str; 2] = ["stage/layers.rs", "stage/own_drafts/block.rs"];
+
+/// What differs from model to model of the residual stream: files of descriptions and their enums.
+const WAYS: [(&str, &str); 6] = [
+    ("residual.rs", "Residual"),
+    ("residual.rs", "Streams"),
+    ("residual.rs", "HeadReads"),
+    ("residual.rs", "AltUpStep"),
+    ("passes.rs", "Passes"),
+    ("passes.rs", "PassEnd"),
+];
+
+/// One variant's name means something else too.
+const OTHER_MEANING: &str = "Stream";
 
 fn engine() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../engine")
@@ -93,6 +115,69 @@ fn a_device_has_few_methods() {
     let (of_trait, _) = from.split_once("\n}\n").expect("its end");
     let n = of_trait.lines().filter(|line| line.trim_start().starts_with("fn ")).count();
     assert!((8..=MOST_METHODS).contains(&n), "{n} methods");
+}
+
+/// The lines that a public type has right below it, fields or variants, by the words that they begin with.
+fn members(code: &str, kind: &str, name: &str) -> Vec<String> {
+    let head = format!("pub {kind} {name} {{\n");
+    let (_, from) = code.split_once(&head).unwrap_or_else(|| panic!("no {head}"));
+    let (body, _) = from.split_once("\n}").expect("its end");
+    let own = body.lines().filter_map(|line| line.strip_prefix("    "));
+    let own = own.filter(|line| line.starts_with(|c: char| c.is_alphabetic()));
+    let word = |line: &str| {
+        line.trim_start_matches("pub ").split(|c: char| !is_of_word(c)).next().map(str::to_owned)
+    };
+    own.filter_map(word).collect()
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn description(file: &str) -> String {
+    let path = engine().join("spec/src").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+fn descriptions_have_what_all_models_have() {
+    for (file, name, most) in FIELDS {
+        let fields = members(&description(file), "struct", name);
+        println!("{name}: {} fields of at most {most}", fields.len());
+        assert!((3..=most).contains(&fields.len()), "{name}, at most {most}: {fields:?}");
+    }
+}
+
+#[test]
+fn whoever_runs_blocks_knows_no_way_of_a_residual_by_name() {
+    let of = |(file, name): (&str, &str)| members(&description(file), "enum", name);
+    let mut ways: BTreeSet<String> = WAYS.into_iter().flat_map(of).collect();
+    assert!(ways.remove(OTHER_MEANING) && ways.len() > 15, "{ways:?}");
+    let mut found = Vec::new();
+    for file in LOOPS {
+        let code = std::fs::read_to_string(engine().join("src").join(file)).expect("a loop");
+        assert!(code.contains(".enter(") && code.contains(".meet("), "{file} runs no blocks");
+        let words = product(&code).flat_map(|line| line.split(|c| !is_of_word(c)));
+        found.extend(
+            words.filter(|word| ways.contains(*word)).map(|word| format!("{file}: {word}")),
+        );
+    }
+    let mut stage = Vec::new();
+    contents(&engine().join("src/stage"), &mut stage);
+    let names = ["Residual::", "HeadReads::", "Streams::", "AltUpStep::", "PassEnd::", "Passes::"];
+    let lines = stage.iter().flat_map(|code| product(code));
+    found.extend(
+        lines.filter(|line| names.iter().any(|name| line.contains(name))).map(str::to_owned),
+    );
+    assert!(found.is_empty(), "what `engine/src/residual` alone may know: {found:#?}");
+}
+
+#[test]
+fn the_search_sees_fields_and_variants() {
+    let code = "pub enum Way {\n    /// Plain.\n    Plain,\n    Scaled {\n        /// By.\n        by: f32,\n    },\n    \
+                #[default]\n    Deep(Spec),\n}\npub struct Spec {\n    pub one: u8,\n}";
+    assert_eq!(members(code, "enum", "Way"), ["Plain", "Scaled", "Deep"]);
+    assert_eq!(members(code, "struct", "Spec"), ["one"]);
 }
 
 #[test]

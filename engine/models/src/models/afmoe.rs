@@ -8,9 +8,9 @@
 //!   windows have a rotation of their own, without YaRN.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, GateActivation, GateSource, HeadGate, HeadSpec,
-    LayerSpec, ModelError, ModelSpec, MoeSpec, NormKind, QkNorm, RopeSpec, Rotation, Router,
-    Skeleton,
+    Activation, AttentionSpec, BlockKind, GateActivation, GateSource, HeadGate, HeadOutputSpec,
+    HeadSpec, LayerSpec, MaskSpec, ModelError, ModelSpec, MoeSpec, NormKind, QkNorm, RopeSpec,
+    Rotation, Router, Skeleton,
 };
 
 use crate::read::decoder::{
@@ -59,10 +59,12 @@ pub(super) fn describe_muse(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |il: usize| {
         let rotation = windows.rotation(il);
         let attention = AttentionSpec { rotation, ..gated(hp, il, eps)? };
-        let attention = AttentionSpec { window: windows.window_of(il), ..attention };
+        let mask = MaskSpec { window: windows.window_of(il), ..MaskSpec::default() };
+        let attention = AttentionSpec { mask, ..attention };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         let mut layer = layer_with_norms(eps, attention, ffn);
-        layer.blocks.iter_mut().for_each(|block| block.post_eps = POST_EPS);
+        let post_norms = layer.blocks.iter_mut().flat_map(|block| &mut block.post_norm);
+        post_norms.for_each(|norm| norm.eps = POST_EPS);
         Ok(layer)
     };
     // No other layer rotates: the windows' rotation is the model's.
@@ -92,7 +94,8 @@ pub(super) fn describe_laguna(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
             _ => GateSource::EachValue,
         };
         let gate = Some(HeadGate { source, activation: GateActivation::Softplus });
-        let attention = windows.apply(il, AttentionSpec { gate, ..attention });
+        let head_output = HeadOutputSpec { gate, ..attention.head_output };
+        let attention = windows.apply(il, AttentionSpec { head_output, ..attention });
         let ffn = if il < n_dense {
             decoder::dense(hp, il, Activation::SwiGlu)?
         } else {
@@ -111,7 +114,7 @@ pub(super) fn describe_laguna(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
 fn gated(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<AttentionSpec, ModelError> {
     Ok(AttentionSpec {
         qk_norm: Some(QkNorm::heads(eps)),
-        gate: Some(HeadGate::sigmoid(GateSource::EachValue)),
+        head_output: HeadOutputSpec::gated(GateSource::EachValue),
         output_bias: false,
         ..decoder::attention(hp, il)?
     })

@@ -1,7 +1,7 @@
 //! `baichuan` and `refact`: llama's block. The small baichuan rotates. The large one and refact have scores that fall
 //! with the distance instead. Files do not say which baichuan they are: the number of layers tells.
 
-use brigade_spec::{Activation, Alibi, AttentionSpec, ModelError, ModelSpec};
+use brigade_spec::{Activation, Alibi, AttentionSpec, ModelError, ModelSpec, ScoreSpec};
 
 use crate::read::attention::attention_spec;
 use crate::read::decoder::FFN_NORM;
@@ -35,7 +35,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn describe_refact(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let layer = |il: usize| {
-        let attention = AttentionSpec { alibi: Some(Alibi::USUAL), ..attention_spec(hp, il)? };
+        let scores = ScoreSpec { alibi: Some(Alibi::USUAL), ..ScoreSpec::default() };
+        let attention = AttentionSpec { scores, ..attention_spec(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

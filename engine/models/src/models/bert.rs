@@ -4,7 +4,7 @@
 
 use brigade_spec::{
     Activation, Alibi, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MlpSpec, ModelError,
-    ModelSpec, MoeSpec, NormOver, QkNorm, Rotation, Skeleton,
+    ModelSpec, MoeSpec, NormOver, NormedSpec, QkNorm, Residual, Rotation, ScoreSpec, Skeleton,
 };
 
 use crate::read::{Hparams, decoder, encoder, experts};
@@ -63,7 +63,8 @@ pub(super) fn describe_jina_2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
         let activation =
             if has("ffn_gate") || fused { Activation::GeGlu } else { Activation::Gelu };
         let ffn = MlpSpec { fused, ..MlpSpec::new(n_ff, activation) };
-        let attention = AttentionSpec { alibi: Some(Alibi::USUAL), qk_norm, ..attention };
+        let scores = ScoreSpec { alibi: Some(Alibi::USUAL), ..ScoreSpec::default() };
+        let attention = AttentionSpec { scores, qk_norm, ..attention };
         Ok((attention, BlockKind::Mlp(ffn)))
     })
 }
@@ -88,13 +89,13 @@ fn build(
     let spec = decoder::model(hp, eps, rope, |il| {
         let (attention, ffn) = layer(il, encoder::attention(hp, il, rotation)?)?;
         let attention = BlockKind::Attention(attention);
-        let again = hp.has_tensor(&format!("blk.{il}.{ATTN_NORM_2}"));
-        let attention = BlockSpec {
-            again_norm: again.then_some(ATTN_NORM_2),
-            ..BlockSpec::with_stream_norm(ATTN_OUTPUT_NORM, eps, attention)
+        let again = hp.has_tensor(&format!("blk.{il}.{ATTN_NORM_2}")).then_some(ATTN_NORM_2);
+        let block = |norm, again, kind| BlockSpec {
+            residual: Residual::Normed(NormedSpec { norm, again, eps }),
+            ..BlockSpec::bare(kind)
         };
-        let ffn = BlockSpec::with_stream_norm(LAYER_OUTPUT_NORM, eps, ffn);
-        Ok(LayerSpec { blocks: vec![attention, ffn] })
+        let attention = block(ATTN_OUTPUT_NORM, again, attention);
+        Ok(LayerSpec { blocks: vec![attention, block(LAYER_OUTPUT_NORM, None, ffn)] })
     })?;
     let skeleton = encoder::bert_skeleton(hp);
     Ok(ModelSpec { skeleton, ..encoder::without_last_norm(spec) })

@@ -1,7 +1,9 @@
 //! `dbrx`. It has LayerNorm without bias, experts in every layer, and one tensor for queries, keys and
 //! values, whose products are clamped.
 
-use brigade_spec::{AttentionSpec, BlockKind, ModelError, ModelSpec, MoeSpec, NormKind, Skeleton};
+use brigade_spec::{
+    AttentionSpec, BlockKind, KvSpec, ModelError, ModelSpec, MoeSpec, NormKind, Skeleton,
+};
 
 use crate::read::{Hparams, decoder, experts};
 use brigade_shapes::RopeLayout;
@@ -13,7 +15,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.layer_norm_eps()?;
     let clamp = Some(hp.need_f32("attention.clamp_kqv")?).filter(|&bound| bound > 0.0);
     let layer = |il: usize| {
-        let attention = AttentionSpec { clamp, output_bias: false, ..decoder::attention(hp, il)? };
+        let kv = KvSpec { clamp, ..KvSpec::default() };
+        let attention = AttentionSpec { kv, output_bias: false, ..decoder::attention(hp, il)? };
         let n_ff = decoder::n_ff(hp, il)?;
         let experts = experts::read(hp, il, |_| n_ff)?;
         let weights_scale = hp.expert_weights_scale()?;

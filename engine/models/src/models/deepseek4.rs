@@ -6,9 +6,9 @@
 //! that drafts has none.
 
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, CompressedSpec, DraftInput, EntriesSpec, EntryIndexSpec,
-    HyperSpec, LayerSpec, ModelError, ModelSpec, MoeSpec, Residual, RopeSpec, Rotation, Router,
-    SPARE_KEYS, SharedExpertSpec, Skeleton, TOKEN_EMBD,
+    Activation, BlockKind, CompressedSpec, DraftInput, EntriesSpec, EntryIndexSpec, HeadReads,
+    HeadSpec, ModelError, ModelSpec, MoeSpec, RopeSpec, Rotation, Router, SPARE_KEYS,
+    SharedExpertSpec, Skeleton, Streams, TOKEN_EMBD,
 };
 
 use crate::read::limits::SwiGluLimits;
@@ -29,31 +29,22 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let limits = Limits::read(hp)?;
     let n_by_token = hp.need_u32("hash_layer_count")? as usize;
     let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
+    let streams = hyper::read_mixed(hp, eps)?;
     let layer = |il: usize, attention: CompressedSpec| {
         let ffn = moe(hp, il, &limits, (il < n_by_token).then_some(n_vocab))?;
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        Ok::<_, ModelError>(LayerSpec {
-            blocks: vec![
-                block("attn_norm.weight", BlockKind::Compressed(attention)),
-                block("ffn_norm.weight", BlockKind::Moe(ffn)),
-            ],
-        })
+        let (attention, ffn) = (BlockKind::Compressed(attention), BlockKind::Moe(ffn));
+        Ok::<_, ModelError>(hyper::layer(streams, eps, attention, ffn))
     };
     let layers = (0..hp.n_layer()).map(|il| layer(il, attention.of(hp, il)?));
     let layers = layers.collect::<Result<_, ModelError>>()?;
     let [rope, local_rope] = ropes(hp, attention.head_dim)?.map(Some);
-    let streams = streams(hp, eps)?;
     let reads = DraftInput::Streams(streams.n);
-    let skeleton = Skeleton { residual: Residual::Hyper(streams), ..Skeleton::default() };
-    let spec = ModelSpec { rope, local_rope, skeleton, ..model::usual(hp, layers, eps)? };
+    let skeleton = Skeleton { streams: Streams::Alike(streams.n), ..Skeleton::default() };
+    let head = HeadSpec { reads: HeadReads::Hyper(streams), ..HeadSpec::usual(eps) };
+    let spec = ModelSpec { rope, local_rope, skeleton, head, ..model::usual(hp, layers, eps)? };
     Ok(with_blocks(hp, spec, DraftBlocks::One, reads, |il| {
         layer(il, CompressedSpec { spare: SPARE_KEYS, ..attention.of(hp, il)? })
     }))
-}
-
-/// Streams that mix, and that the head weighs.
-fn streams(hp: &Hparams<'_>, eps: f32) -> Result<HyperSpec, ModelError> {
-    Ok(HyperSpec { head_stem: Some(hyper::HEAD_STEM), ..hyper::read_mixed(hp, eps)? })
 }
 
 /// The rotations of layers with entries and of those without. YaRN has no magnitude here.

@@ -6,6 +6,7 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, HeadSpec, LayerSpec, ModelError, ModelSpec, QkNorm, RopeSpec,
+    ScoreSpec,
 };
 
 use crate::read::decoder::{ATTN_NORM, FFN_NORM, POST_ATTENTION_NORM, POST_FFN_NORM, Windows};
@@ -36,9 +37,10 @@ pub(super) fn describe_gemma2(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
     let window = hp.u32("attention.sliding_window")?.unwrap_or(GEMMA2_WINDOW);
     let windows = Windows::read(hp, Some(window), 2, &rope, rope.clone())?;
     let softcap = Some(hp.f32("attn_logit_softcapping")?.unwrap_or(50.0));
+    let scores = ScoreSpec { softcap, ..ScoreSpec::default() };
     let layer = |il: usize| {
         let attention = windows.apply(il, attention(hp, il, GEMMA2_27B)?);
-        layer(hp, eps, il, AttentionSpec { softcap, ..attention })
+        layer(hp, eps, il, AttentionSpec { scores: scores.clone(), ..attention })
     };
     let spec = decoder::model(hp, eps, rope, layer)?;
     let softcap = Some(hp.f32("final_logit_softcapping")?.unwrap_or(30.0));

@@ -3,8 +3,9 @@
 //! gates, and a token has a row for every layer.
 
 use brigade_spec::{
-    Activation, AltUpSpec, AttentionSpec, Beside, BlockKind, BlockSpec, LaurelSpec, LayerRowSpec,
-    LayerSpec, MlpSpec, ModelError, ModelSpec, QkNorm, Reads, RopeSpec, Skeleton,
+    Activation, AltUpSpec, AltUpStep, AttentionSpec, Beside, BlockKind, BlockSpec, HeadReads,
+    HeadSpec, KvSpec, LaurelSpec, LayerRowSpec, LayerSpec, MlpSpec, ModelError, ModelSpec,
+    NormSpec, QkNorm, Reads, Residual, RopeSpec, Skeleton, Streams,
 };
 
 use super::gemma::{LOCAL_BASE, around};
@@ -43,15 +44,15 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let windows = Windows::read(hp, Some(window), 5, &rope, local)?;
     let n_own = lending::n_own(hp, N_OWN)?;
     let lent = lending::n_lent(hp, n_own);
-    let beside = Beside::ForLayers { row: ROW, lent, streams: STREAMS - 1 };
-    let altup = AltUpSpec { n: STREAMS, second: Beside::streams(lent), eps };
+    let beside = Beside::ForLayers { row: ROW, lent };
+    let altup = AltUpSpec { n: STREAMS, second: Beside::n_for_layers(lent), eps };
     let layer = |il: usize| {
+        let from = lending::kv_from(hp, &windows, n_own, il)?;
         let attention = AttentionSpec {
             scale: 1.0,
             qk_norm: Some(QkNorm::heads(eps)),
-            value_norm: Some(eps),
+            kv: KvSpec { from, value_norm: Some(eps), ..KvSpec::default() },
             output_bias: false,
-            kv: lending::kv_from(hp, &windows, n_own, il)?,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
         let gate_above = (il < SPARSE_LAYERS).then_some(GATE_ABOVE);
@@ -61,38 +62,36 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     };
     let spec = decoder::model(hp, eps, rope, layer)?;
     lending::check(hp, &spec)?;
-    let skeleton = Skeleton { beside, ..Skeleton::default() };
+    let skeleton = Skeleton { beside, streams: Streams::AltUp(altup), ..Skeleton::default() };
+    let head = HeadSpec { reads: HeadReads::AltUp(altup), ..spec.head.clone() };
     let softcap = Some(hp.f32("final_logit_softcapping")?.unwrap_or(SOFTCAP));
-    around(ModelSpec { local_rope: windows.local_rope, skeleton, ..spec }, softcap)
+    around(ModelSpec { local_rope: windows.local_rope, skeleton, head, ..spec }, softcap)
 }
 
 /// A layer with `n_left` layers from it to the model's end.
 fn blocks(altup: AltUpSpec, attention: AttentionSpec, ffn: MlpSpec, n_left: usize) -> LayerSpec {
     let eps = altup.eps;
+    let post_norm = |weight| Some(NormSpec { weight, eps });
     let attention = BlockSpec {
-        post_norm: Some(POST_ATTENTION_NORM),
+        post_norm: post_norm(POST_ATTENTION_NORM),
+        residual: Residual::AltUp(altup, AltUpStep::Predict),
         ..BlockSpec::new(ATTN_NORM, eps, BlockKind::Attention(attention))
     };
     let laurel = BlockKind::Laurel(LaurelSpec { rank: LAUREL_RANK, eps });
     let laurel = BlockSpec {
         reads: Reads::AsBefore,
-        stream_scale: std::f32::consts::FRAC_1_SQRT_2,
+        residual: Residual::Scaled { output: 1.0, stream: std::f32::consts::FRAC_1_SQRT_2 },
         ..BlockSpec::new(ATTN_NORM, eps, laurel)
     };
     let ffn = BlockSpec {
-        post_norm: Some(POST_FFN_NORM),
+        post_norm: post_norm(POST_FFN_NORM),
+        residual: Residual::AltUp(altup, AltUpStep::Correct),
         ..BlockSpec::new(FFN_NORM, eps, BlockKind::Mlp(ffn))
     };
-    let row = LayerRowSpec { width: ROW, n_left, eps, altup: Some(altup) };
-    let bare = BlockSpec::bare;
-    LayerSpec {
-        blocks: vec![
-            bare(BlockKind::Predict(altup)),
-            attention,
-            laurel,
-            ffn,
-            bare(BlockKind::Correct(altup)),
-            bare(BlockKind::LayerRow(row)),
-        ],
-    }
+    let row = LayerRowSpec { width: ROW, n_left, eps };
+    let row = BlockSpec {
+        residual: Residual::AltUp(altup, AltUpStep::Others),
+        ..BlockSpec::bare(BlockKind::LayerRow(row))
+    };
+    LayerSpec { blocks: vec![attention, laurel, ffn, row] }
 }

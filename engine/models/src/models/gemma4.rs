@@ -9,9 +9,9 @@
 //! with a window, or without.
 
 use brigade_spec::{
-    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, KvFrom, LayerRowSpec, LayerSpec,
-    MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, RopeFactors, RopeSpec, SharedExpertSpec,
-    Skeleton,
+    Activation, AttentionSpec, Beside, BlockKind, BlockSpec, KvFrom, KvSpec, LayerRowSpec,
+    LayerSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, QkNorm, Residual, RopeFactors, RopeSpec,
+    SharedExpertSpec, Skeleton,
 };
 
 use super::gemma::{LOCAL_BASE, around, layer};
@@ -43,20 +43,19 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let windows = Windows::of_layers(hp, hp.listed_windows()?, Some(window), &rope, local)?;
     let row = hp.u32("embedding_length_per_layer_input")?.unwrap_or(0) as usize;
     let attention = |il: usize| -> Result<AttentionSpec, ModelError> {
-        let kv = lending::kv_from(hp, &windows, n_own, il)?;
+        let from = lending::kv_from(hp, &windows, n_own, il)?;
         let attention = windows.apply(il, decoder::attention(hp, il)?);
         let width = if windows.has(il) { narrow } else { head_dim };
         let has = |name: &str| hp.has_tensor(&format!("blk.{il}.{name}.weight"));
-        let borrows = matches!(kv, KvFrom::Borrowed(_));
+        let borrows = matches!(from, KvFrom::Borrowed(_));
+        let values_of_keys = !borrows && !has("attn_v") && !has("attn_qkv");
         Ok(AttentionSpec {
             head_dim_k: width,
             head_dim_v: width,
             scale: 1.0,
             qk_norm: Some(QkNorm::heads(eps)),
-            value_norm: Some(eps),
-            values_of_keys: !borrows && !has("attn_v") && !has("attn_qkv"),
+            kv: KvSpec { from, values_of_keys, value_norm: Some(eps), clamp: None },
             output_bias: false,
-            kv,
             ..attention
         })
     };
@@ -65,7 +64,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let softcap = hp.f32("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
     let beside = match lending::n_lent(hp, n_own) {
         0 if row == 0 => Beside::Nothing,
-        lent => Beside::ForLayers { row, lent, streams: 0 },
+        lent => Beside::ForLayers { row, lent },
     };
     let skeleton = Skeleton { beside, ..Skeleton::default() };
     around(ModelSpec { local_rope: windows.local_rope, skeleton, ..spec }, softcap)
@@ -93,11 +92,11 @@ fn of_layer(
         });
     }
     if row > 0 {
-        let row = LayerRowSpec { width: row, n_left: hp.n_layer() - il, eps, altup: None };
+        let row = LayerRowSpec { width: row, n_left: hp.n_layer() - il, eps };
         layer.blocks.push(BlockSpec::bare(BlockKind::LayerRow(row)));
     }
-    if let Some(last) = layer.blocks.last_mut() {
-        last.stream_factor = has("layer_output_scale").then_some("layer_output_scale.weight");
+    if let Some(last) = layer.blocks.last_mut().filter(|_| has("layer_output_scale")) {
+        last.residual = Residual::Factor("layer_output_scale.weight");
     }
     Ok(layer)
 }

@@ -8,9 +8,9 @@
 
 use brigade_gguf::GgufError;
 use brigade_spec::{
-    Beside, BlockKind, BlockSpec, ChosenBy, ChosenSpec, IndexSpec, KdaGates, KdaSpec, LayerSpec,
-    MlaSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OUTPUT, Residual, Rotation, Router,
-    SharedExpertSpec, Skeleton,
+    Beside, BlockKind, ChosenBy, ChosenSpec, HeadReads, HeadSpec, IndexSpec, KdaGates, KdaSpec,
+    MlaSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OUTPUT, Rotation, Router, SharedExpertSpec,
+    Skeleton, Streams,
 };
 
 use super::deepseek32::Sizes;
@@ -39,18 +39,15 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             BlockKind::Kda(kda(hp, n_head[il], eps)?)
         };
         let ffn = if il < n_dense { dense(hp, il, &limits)? } else { moe(hp, il, &limits)? };
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        layers.push(LayerSpec {
-            blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
-        });
+        layers.push(hyper::layer(streams, eps, mixer, ffn));
     }
     if !hp.has_tensor(OUTPUT) {
         return Err(GgufError::MissingTensor { name: OUTPUT.to_owned() }.into());
     }
     let beside = if indexes.shared { Beside::Chosen } else { Beside::Nothing };
-    let residual = Residual::Hyper(streams);
-    let skeleton = Skeleton { beside, residual, ..Skeleton::default() };
-    Ok(ModelSpec { skeleton, ..model::usual(hp, layers, eps)? })
+    let skeleton = Skeleton { beside, streams: Streams::Alike(streams.n), ..Skeleton::default() };
+    let head = HeadSpec { reads: HeadReads::Mean(streams.n), ..HeadSpec::usual(eps) };
+    Ok(ModelSpec { skeleton, head, ..model::usual(hp, layers, eps)? })
 }
 
 /// Kimi K3's, with the gates of Kimi Linear.

@@ -3,8 +3,8 @@
 //! that fall with the distance (bloom and jais). mpt has either.
 
 use brigade_spec::{
-    Activation, Alibi, AttentionSpec, Beside, ModelError, ModelSpec, NormKind, POSITION_EMBD,
-    Passes, Residual, Skeleton,
+    Activation, Alibi, AttentionSpec, Beside, KvSpec, ModelError, ModelSpec, NormKind,
+    POSITION_EMBD, Passes, ScoreSpec, Skeleton, Streams,
 };
 
 use crate::read::attention::attention_spec;
@@ -21,7 +21,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 pub(super) fn describe_bloom(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let skeleton = Skeleton { embedding_norm: Some(NormKind::Layer), ..LAYER_NORMS };
     build(hp, skeleton, Activation::Gelu, |attention| AttentionSpec {
-        alibi: Some(Alibi::USUAL),
+        scores: ScoreSpec { alibi: Some(Alibi::USUAL), ..ScoreSpec::default() },
         ..attention
     })
 }
@@ -38,7 +38,11 @@ pub(super) fn describe_mpt(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         if hp.has_tensor("output_norm.bias") { NormKind::Layer } else { NormKind::LayerUnbiased };
     let learned_positions = hp.has_tensor(POSITION_EMBD);
     let skeleton = Skeleton { norm, learned_positions, ..Skeleton::default() };
-    build(hp, skeleton, Activation::Gelu, |attention| AttentionSpec { alibi, clamp, ..attention })
+    build(hp, skeleton, Activation::Gelu, |attention| AttentionSpec {
+        kv: KvSpec { clamp, ..attention.kv },
+        scores: ScoreSpec { alibi, ..ScoreSpec::default() },
+        ..attention
+    })
 }
 
 /// Gated FFNs with biases; scores are divided by the width of a head, not by its root.
@@ -46,7 +50,8 @@ pub(super) fn describe_jais(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let alibi = alibi(hp)?;
     build(hp, LAYER_NORMS, Activation::SwiGlu, |attention| {
         let scale = 1.0 / attention.head_dim_k as f32;
-        AttentionSpec { alibi, scale, ..attention }
+        let scores = ScoreSpec { alibi, ..ScoreSpec::default() };
+        AttentionSpec { scores, scale, ..attention }
     })
 }
 
@@ -58,7 +63,7 @@ const LAYER_NORMS: Skeleton = Skeleton {
     learned_positions: false,
     left_out: None,
     beside: Beside::Nothing,
-    residual: Residual::Sum,
+    streams: Streams::One,
     passes: Passes::Once,
     switch: None,
 };

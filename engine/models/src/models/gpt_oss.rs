@@ -1,7 +1,9 @@
 //! `gpt-oss`: sinks in every head, windows in every second layer, YaRN, and biases everywhere. The weights of
 //! the chosen experts are a softmax over their logits. The experts have a clamped SwiGLU. (arXiv 2508.10925.)
 
-use brigade_spec::{Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, MoeSpec, Router};
+use brigade_spec::{
+    Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, MoeSpec, Router, ScoreSpec,
+};
 
 use crate::read::decoder::{POST_ATTENTION_NORM, Windows};
 use crate::read::{Hparams, decoder, experts};
@@ -17,7 +19,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let windows = Windows::read(hp, Some(window), 2, &rope, rope.clone())?;
     let layer = |il: usize| {
         let attention = windows.apply(il, decoder::attention(hp, il)?);
-        let attention = AttentionSpec { sinks: true, ..attention };
+        let attention =
+            AttentionSpec { scores: ScoreSpec { sinks: true, ..attention.scores }, ..attention };
         let experts = MoeSpec {
             activation: Activation::ClampedSwiGlu(CLAMP),
             router: Router::SoftmaxOfChosen,

@@ -2,7 +2,7 @@
 //! logits), and a switch that leaves the rotation out. granitehybrid has Mamba-2 mixers in layers without KV
 //! heads. granite_swa has sinks, windows in listed layers, and layers without rotation where the file says so.
 
-use brigade_spec::{AttentionSpec, BlockKind, ModelError, ModelSpec, Rotation};
+use brigade_spec::{AttentionSpec, BlockKind, ModelError, ModelSpec, Rotation, ScoreSpec};
 
 use crate::read::decoder::Windows;
 use crate::read::transformer::Family;
@@ -60,7 +60,8 @@ pub(super) fn describe_swa(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             match &mut block.kind {
                 BlockKind::Attention(attention) => {
                     let rotation = if rotates { Rotation::Model } else { Rotation::None };
-                    let with = AttentionSpec { sinks: true, rotation, ..attention.clone() };
+                    let scores = ScoreSpec { sinks: true, ..ScoreSpec::default() };
+                    let with = AttentionSpec { scores, rotation, ..attention.clone() };
                     *attention = windows.apply(il, with);
                 }
                 // The shared expert's gate and way up are one tensor.

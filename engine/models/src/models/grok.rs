@@ -4,7 +4,7 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, HeadSpec, MlpSpec, ModelError, ModelSpec, MoeSpec,
-    RopeSpec, SharedExpertSpec,
+    RopeSpec, ScoreSpec, SharedExpertSpec,
 };
 
 use crate::read::decoder::{ATTN_NORM, FFN_NORM, POST_FFN_NORM};
@@ -26,8 +26,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let number = |key, default: f32| Ok::<_, ModelError>(hp.f32(key)?.unwrap_or(default));
     let scale = number("attention.output_scale", SCORE_SCALE)?;
     let softcap = Some(number("attn_logit_softcapping", SOFTCAP)?);
+    let scores = ScoreSpec { softcap, ..ScoreSpec::default() };
     let layer = |il: usize| {
-        let attention = AttentionSpec { scale, softcap, ..decoder::attention(hp, il)? };
+        let attention =
+            AttentionSpec { scale, scores: scores.clone(), ..decoder::attention(hp, il)? };
         let after = if hp.has_tensor(&format!("blk.{il}.{LAYER_OUT_NORM}")) {
             LAYER_OUT_NORM
         } else {

@@ -2,8 +2,8 @@
 //! no weights. A sigmoid of a projection of the block's input multiplies what the heads give.
 
 use brigade_spec::{
-    Activation, AttentionSpec, GateSource, HeadGate, HeadSpec, ModelError, ModelSpec, NormKind,
-    Passes, Skeleton,
+    Activation, AttentionSpec, GateSource, HeadOutputSpec, HeadSpec, ModelError, ModelSpec,
+    NormKind, Passes, Skeleton,
 };
 
 use crate::read::decoder::FFN_NORM;
@@ -18,7 +18,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |layer: usize| {
         let il = passes.in_file(layer);
         let attention = AttentionSpec {
-            gate: Some(HeadGate::sigmoid(GateSource::EachValue)),
+            head_output: HeadOutputSpec::gated(GateSource::EachValue),
             output_bias: false,
             ..decoder::attention(hp, il)?
         };

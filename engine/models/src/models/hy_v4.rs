@@ -3,8 +3,8 @@
 //! one before them that has one.
 
 use brigade_spec::{
-    Beside, BlockKind, BlockSpec, ChosenBy, ChosenSpec, HyperSpec, IndexSpec, LayerSpec, MlaGate,
-    MlaSpec, ModelError, ModelSpec, MoeSpec, Residual, Rotation, Skeleton,
+    Beside, BlockKind, ChosenBy, ChosenSpec, HeadReads, HeadSpec, HyperSpec, IndexSpec, MlaGate,
+    MlaSpec, ModelError, ModelSpec, MoeSpec, Rotation, Skeleton, Streams,
 };
 
 use super::deepseek2;
@@ -32,19 +32,13 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let attention =
             MlaSpec { gate, sinks: true, rotation: Rotation::Model, chosen, ..attention };
         let ffn = if il < n_dense { deepseek2::dense(hp, il)? } else { moe(hp, il, &limits)? };
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
-        layers.push(LayerSpec {
-            blocks: vec![
-                block("attn_norm.weight", BlockKind::Mla(attention)),
-                block("ffn_norm.weight", ffn),
-            ],
-        });
+        layers.push(hyper::layer(streams, eps, BlockKind::Mla(attention), ffn));
     }
     let shares = indexes.is_some_and(|indexes| indexes.shares());
     let beside = if shares { Beside::Chosen } else { Beside::Nothing };
-    let residual = Residual::Hyper(streams);
-    let skeleton = Skeleton { beside, residual, ..Skeleton::default() };
-    Ok(ModelSpec { rope: Some(rope), skeleton, ..model::usual(hp, layers, eps)? })
+    let skeleton = Skeleton { beside, streams: Streams::Alike(streams.n), ..Skeleton::default() };
+    let head = HeadSpec { reads: HeadReads::Hyper(streams), ..HeadSpec::usual(eps) };
+    Ok(ModelSpec { rope: Some(rope), skeleton, head, ..model::usual(hp, layers, eps)? })
 }
 
 fn streams(hp: &Hparams<'_>, eps: f32) -> Result<HyperSpec, ModelError> {

@@ -2,8 +2,8 @@
 //! which each of them changes the rotation, the FFN, the scales or the norms.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, HeadSpec, MlpSpec, ModelError, ModelSpec, NormKind,
-    RopeSpec, Skeleton,
+    Activation, AttentionSpec, BlockKind, HeadSpec, KvSpec, MlpSpec, ModelError, ModelSpec,
+    NormKind, RopeSpec, Skeleton,
 };
 
 use crate::read::decoder::FFN_NORM;
@@ -58,7 +58,7 @@ pub(super) fn describe_minicpm(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError
     let mut spec = build(hp, rope, Activation::SwiGlu)?;
     let residual = hp.f32("residual_scale")?.unwrap_or(1.4 / (hp.n_layer() as f32).sqrt());
     for block in spec.layers.iter_mut().flat_map(|layer| &mut layer.blocks) {
-        block.residual_scale = residual;
+        block.residual = decoder::scaled_output(residual);
     }
     let logit_scale = hp.f32("logit_scale")?.unwrap_or(256.0 / hp.n_embd() as f32);
     let embedding_scale = hp.f32("embedding_scale")?.unwrap_or(12.0);
@@ -71,7 +71,8 @@ pub(super) fn describe_olmo(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.layer_norm_eps()?;
     let clamp = hp.f32("attention.clamp_kqv")?.filter(|&bound| bound > 0.0);
     let layer = |il: usize| {
-        let attention = AttentionSpec { clamp, output_bias: false, ..decoder::attention(hp, il)? };
+        let kv = KvSpec { clamp, ..KvSpec::default() };
+        let attention = AttentionSpec { kv, output_bias: false, ..decoder::attention(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         Ok(decoder::layer(eps, attention, FFN_NORM, ffn))
     };

@@ -7,12 +7,19 @@
 
 use brigade_gguf::GgufError;
 use brigade_spec::{
-    Activation, BlockKind, BlockSpec, DepthSpec, KdaGates, KdaSpec, LatentSpec, LayerSpec, MlaGate,
-    MlaSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OUTPUT, Residual, SharedExpertSpec, Skeleton,
+    Activation, BlockKind, BlockSpec, DepthSpec, HeadReads, HeadSpec, KdaGates, KdaSpec,
+    LatentSpec, LayerSpec, MlaGate, MlaSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OUTPUT,
+    Residual, SharedExpertSpec, Skeleton, Streams,
 };
 
+use crate::read::decoder::{ATTN_NORM, FFN_NORM};
 use crate::read::{Hparams, experts, mla, model};
 use brigade_shapes::GateBounds;
+
+/// Score vectors of a layer's mixer, of its FFN, and of the head.
+const MIXER_SCORE: &str = "attn_res_score.weight";
+const FFN_SCORE: &str = "ffn_res_score.weight";
+const HEAD_SCORE: &str = "output_res_score.weight";
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.need_f32("attention.layer_norm_rms_epsilon")?;
@@ -24,6 +31,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         return Err(hp.bad("attention.head_count", "must be the same in all layers"));
     }
     let activation = bounded_gate(hp)?;
+    let streams = streams(hp)?;
     let n_kv_head = hp.need_per_layer("attention.head_count_kv")?;
     let n_dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     let mut layers = Vec::with_capacity(hp.n_layer());
@@ -34,27 +42,39 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         };
         let ffn =
             if il < n_dense { dense(hp, il, activation)? } else { moe(hp, il, activation, eps)? };
-        let block = |norm, kind| BlockSpec::new(norm, eps, kind);
+        let block =
+            |norm, residual, kind| BlockSpec { residual, ..BlockSpec::new(norm, eps, kind) };
+        let of_mixer = residual(streams, eps, MIXER_SCORE, streams.keeps(il));
+        let of_ffn = residual(streams, eps, FFN_SCORE, false);
         layers.push(LayerSpec {
-            blocks: vec![block("attn_norm.weight", mixer), block("ffn_norm.weight", ffn)],
+            blocks: vec![block(ATTN_NORM, of_mixer, mixer), block(FFN_NORM, of_ffn, ffn)],
         });
     }
+    let reads = match streams {
+        Streams::Kept { .. } => HeadReads::OverDepth(DepthSpec { score: HEAD_SCORE, eps }),
+        _ => HeadReads::Stream,
+    };
     Ok(ModelSpec {
-        skeleton: Skeleton { residual: residual(hp)?, ..Skeleton::default() },
+        skeleton: Skeleton { streams, ..Skeleton::default() },
+        head: HeadSpec { reads, ..HeadSpec::usual(eps) },
         ..model::usual(hp, layers, eps)?
     })
 }
 
 /// `attn_res.block_size`, where 0 means plain sums.
-fn residual(hp: &Hparams<'_>) -> Result<Residual, ModelError> {
+fn streams(hp: &Hparams<'_>) -> Result<Streams, ModelError> {
     Ok(match hp.need_u32("attn_res.block_size")? as usize {
-        0 => Residual::Sum,
-        every => Residual::OverDepth(DepthSpec {
-            every,
-            scores: ["attn_res_score.weight", "ffn_res_score.weight"],
-            head_score: "output_res_score.weight",
-        }),
+        0 => Streams::One,
+        every => Streams::Kept { every },
     })
+}
+
+/// How a block meets the stream, whose tensor of scores is `score`.
+fn residual(streams: Streams, eps: f32, score: &'static str, keeps: bool) -> Residual {
+    match streams {
+        Streams::Kept { .. } => Residual::OverDepth { mixture: DepthSpec { score, eps }, keeps },
+        _ => Residual::Plain,
+    }
 }
 
 /// The activation of all FFNs; a second bound that is not positive is none.
@@ -204,7 +224,8 @@ mod tests {
     #[test]
     fn parts_are_switched_off_by_their_keys() {
         let spec = describe_with("attn_res.block_size", 0.0).unwrap();
-        assert_eq!(spec.skeleton.residual, Residual::Sum);
+        assert_eq!(spec.skeleton.streams, Streams::One);
+        assert!(spec.layers[0].blocks.iter().all(|block| block.residual == Residual::Plain));
         let activation = |spec: ModelSpec| match &spec.layers[0].blocks[1].kind {
             BlockKind::Moe(moe) => moe.activation,
             other => panic!("{other:?}"),

@@ -5,8 +5,8 @@
 //! sigmoid weighs what an expert reads, not what it gives.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, MoeSpec, NormOver, QkNorm,
-    Rotation, Router, SharedExpertSpec, Temperature,
+    Activation, AttentionSpec, BlockKind, MaskSpec, ModelError, ModelSpec, MoeSpec, NormOver,
+    QkNorm, Rotation, Router, ScoreSpec, SharedExpertSpec, Temperature,
 };
 
 use crate::read::decoder::FFN_NORM;
@@ -38,11 +38,13 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             over: NormOver::HeadUnweighted,
             after_rotation: true,
         });
+        let window = (chunked && windowed[il]).then_some(Window::Chunk(CHUNK));
+        let temperature = (chunked && !rotates).then_some(TEMPERATURE);
         let attention = AttentionSpec {
             rotation: if rotates { Rotation::Model } else { Rotation::None },
             qk_norm,
-            window: (chunked && windowed[il]).then_some(Window::Chunk(CHUNK)),
-            temperature: (chunked && !rotates).then_some(TEMPERATURE),
+            mask: MaskSpec { window, ..attention.mask },
+            scores: ScoreSpec { temperature, ..ScoreSpec::default() },
             ..attention
         };
         let ffn = if step > 0 && (il + 1).is_multiple_of(step) {

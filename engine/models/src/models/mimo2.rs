@@ -1,7 +1,9 @@
 //! `mimo2` (MiMo V2): windows in listed layers, which have a rotation of their own, and sinks in layers whose files have
 //! some. Heads' values are narrower than keys, and what attention gives may be scaled. Layers with a router have experts.
 
-use brigade_spec::{AttentionSpec, DraftInput, ModelError, ModelSpec, MoeSpec, RopeSpec, Router};
+use brigade_spec::{
+    AttentionSpec, DraftInput, ModelError, ModelSpec, MoeSpec, RopeSpec, Router, ScoreSpec,
+};
 
 use crate::read::decoder::{FFN_NORM, Windows, experts_or_dense};
 use crate::read::own_drafts::{DraftBlocks, with_blocks};
@@ -19,14 +21,15 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let windows = Windows::of_layers(hp, hp.listed_windows()?, Some(window), &rope, local)?;
     let value_scale = hp.f32("attention.value_scale")?.filter(|&scale| scale != 0.0);
     let layer = |il: usize| {
+        let sinks = hp.has_tensor(&format!("blk.{il}.attn_sinks.weight"));
         let attention = AttentionSpec {
-            sinks: hp.has_tensor(&format!("blk.{il}.attn_sinks.weight")),
+            scores: ScoreSpec { sinks, ..ScoreSpec::default() },
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
         let ffn = experts_or_dense(hp, il, || moe(hp, il))?;
         let mut layer = decoder::layer(eps, attention, FFN_NORM, ffn);
-        layer.blocks[0].residual_scale = value_scale.unwrap_or(1.0);
+        layer.blocks[0].residual = decoder::scaled_output(value_scale.unwrap_or(1.0));
         Ok(layer)
     };
     let spec = decoder::model(hp, eps, rope, layer)?;

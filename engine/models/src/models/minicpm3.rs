@@ -53,7 +53,8 @@ fn layer(
 ) -> Result<LayerSpec, ModelError> {
     let attention = MlaSpec { rotation: Rotation::Model, ..mla::read(hp, il, eps)? };
     let ffn = decoder::dense(hp, il, activation)?;
-    let block = |norm, kind| BlockSpec { residual_scale, ..BlockSpec::new(norm, eps, kind) };
+    let residual = decoder::scaled_output(residual_scale);
+    let block = |norm, kind| BlockSpec { residual, ..BlockSpec::new(norm, eps, kind) };
     let attention = block(decoder::ATTN_NORM, BlockKind::Mla(attention));
     Ok(LayerSpec { blocks: vec![attention, block(decoder::FFN_NORM, ffn)] })
 }

@@ -4,7 +4,8 @@
 //! What a block adds its output to is not the stream as it came, but what it read of it: the normed rows, scaled.
 
 use brigade_spec::{
-    BlockKind, BlockSpec, LayerSpec, LightningSpec, ModelError, ModelSpec, MoeSpec, Router,
+    BlockKind, BlockSpec, LayerSpec, LightningSpec, ModelError, ModelSpec, MoeSpec, Residual,
+    Router,
 };
 
 use super::qwen_next;
@@ -26,7 +27,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             BlockKind::Attention(decoder::attention(hp, il)?)
         };
         let block = |norm, kind| BlockSpec {
-            goes_on_from_norm: Some(scale),
+            residual: Residual::FromNorm { scale },
             ..BlockSpec::new(norm, eps, kind)
         };
         let ffn = block(decoder::FFN_NORM, BlockKind::Moe(moe(hp, il)?));

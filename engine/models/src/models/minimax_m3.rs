@@ -5,8 +5,8 @@
 //! llama.cpp computes this attention with flash attention alone; without it all layers attend to all positions there.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, ModelError, ModelSpec,
-    MoeSpec, QkNorm, RopeSpec, Router, SharedExpertSpec,
+    Activation, AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, MaskSpec, ModelError,
+    ModelSpec, MoeSpec, QkNorm, RopeSpec, Router, SharedExpertSpec,
 };
 
 use super::gpt_oss;
@@ -30,7 +30,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let attention = AttentionSpec {
             qk_norm: Some(QkNorm::heads(eps)),
             output_bias: false,
-            index: (!is_dense).then_some(index),
+            mask: MaskSpec { index: (!is_dense).then_some(index), ..attention.mask },
             ..attention
         };
         let ffn = if is_dense {

@@ -1,7 +1,7 @@
 //! `mistral3`: llama's block with a YaRN ramp of its own, and queries that grow with the position.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, RopeSpec, Temperature,
+    Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, RopeSpec, ScoreSpec, Temperature,
 };
 
 use crate::read::decoder::FFN_NORM;
@@ -10,9 +10,9 @@ use brigade_shapes::RopeLayout;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
-    let temperature = temperature(hp)?;
+    let scores = ScoreSpec { temperature: temperature(hp)?, ..ScoreSpec::default() };
     let layer = |il: usize| {
-        let attention = AttentionSpec { temperature, ..decoder::attention(hp, il)? };
+        let attention = AttentionSpec { scores: scores.clone(), ..decoder::attention(hp, il)? };
         let ffn = match hp.u32("expert_count")?.unwrap_or(0) {
             0 => decoder::dense(hp, il, Activation::SwiGlu)?,
             // There is one key for the widths of dense FFNs and of experts.

@@ -6,7 +6,7 @@
 
 use brigade_spec::{
     AttentionSpec, BlockKind, BlockSpec, LayerSpec, LowRankSteps, Mamba2Spec, MlpSpec, ModelError,
-    ModelSpec, NormOver, QkNorm,
+    ModelSpec, NormOver, NormSpec, QkNorm,
 };
 
 use crate::read::decoder::{ATTN_NORM, FFN_NORM};
@@ -35,7 +35,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
         let ffn = MlpSpec { fused: true, ..MlpSpec::swiglu(decoder::n_ff(hp, il)?) };
         // Files have the norms behind blocks without the usual end of a name.
         let block = |norm, post_norm, kind| BlockSpec {
-            post_norm: Some(post_norm),
+            post_norm: Some(NormSpec { weight: post_norm, eps }),
             ..BlockSpec::new(norm, eps, kind)
         };
         let mixer = block(ATTN_NORM, "post_attention_norm", mixer);

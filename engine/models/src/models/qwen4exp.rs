@@ -7,8 +7,9 @@
 
 use brigade_spec::{
     AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, BlockSpec, DeltaNetSpec, GateSource,
-    GatedSpec, HeadGate, HeadSpec, LAYER_ROW_TABLE, LayerSpec, ModelError, ModelSpec, NgramHead,
-    NgramSpec, OutputGate, QkNorm, Residual, RopeSpec, Rotation, Skeleton, TOKEN_EMBD,
+    GatedSpec, HeadOutputSpec, HeadReads, HeadSpec, LAYER_ROW_TABLE, LayerSpec, MaskSpec,
+    ModelError, ModelSpec, NgramHead, NgramSpec, OutputGate, QkNorm, RopeSpec, Rotation, Skeleton,
+    Streams, TOKEN_EMBD,
 };
 
 use super::qwen_next;
@@ -42,19 +43,20 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
                 let problem = format!("layer {il} has full attention, must have a delta net");
                 return Err(hp.bad("ple.layers", &problem));
             }
+            // It reads and writes all streams itself, but for the first one's sum.
             blocks.push(BlockSpec::bare(BlockKind::Ngram(ngram.clone())));
         }
-        blocks.push(BlockSpec::bare(if recurrent {
+        let mixer = if recurrent {
             BlockKind::DeltaNet(delta_net.clone())
         } else {
             BlockKind::Attention(attention(hp, il, &rope, eps)?)
-        }));
-        blocks.push(BlockSpec::bare(qwen_next::experts_ffn(hp, il)?));
+        };
+        blocks.extend(hyper::gated_blocks(streams, mixer, qwen_next::experts_ffn(hp, il)?));
         layers.push(LayerSpec { blocks });
     }
-    let skeleton = Skeleton { residual: Residual::Gated(streams), ..Skeleton::default() };
+    let skeleton = Skeleton { streams: Streams::Alike(streams.n), ..Skeleton::default() };
     let usual = model::usual(hp, layers, eps)?;
-    let head = HeadSpec { norm: None, ..usual.head.clone() };
+    let head = HeadSpec { reads: HeadReads::Gated(streams), norm: None, ..usual.head.clone() };
     Ok(ModelSpec { rope: Some(rope), skeleton, head, ..usual })
 }
 
@@ -86,9 +88,9 @@ fn attention(
     Ok(AttentionSpec {
         rotation: Rotation::Model,
         qk_norm: Some(QkNorm::heads(eps)),
-        gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
+        head_output: HeadOutputSpec::gated(GateSource::BehindQuery),
         output_bias: false,
-        index: Some(index(hp, il, rope, eps)?),
+        mask: MaskSpec { index: Some(index(hp, il, rope, eps)?), ..MaskSpec::default() },
         ..attention
     })
 }

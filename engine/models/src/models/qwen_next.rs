@@ -6,8 +6,8 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, DeltaNetSpec, DraftInput, GateSource,
-    HeadGate, LayerSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OutputGate, QkNorm, Rotation,
-    SharedExpertSpec,
+    HeadOutputSpec, LayerSpec, MlpSpec, ModelError, ModelSpec, MoeSpec, OutputGate, QkNorm,
+    Rotation, SharedExpertSpec,
 };
 
 use crate::read::attention::attention_spec;
@@ -58,7 +58,7 @@ fn describe(hp: &Hparams<'_>, key_heads: KeyHeads, ffn: &Ffn) -> Result<ModelSpe
         Ok::<_, ModelError>(AttentionSpec {
             rotation: Rotation::Model,
             qk_norm: Some(QkNorm::heads(eps)),
-            gate: Some(HeadGate::sigmoid(GateSource::BehindQuery)),
+            head_output: HeadOutputSpec::gated(GateSource::BehindQuery),
             ..attention_spec(hp, il)?
         })
     };

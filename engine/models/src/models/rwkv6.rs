@@ -3,7 +3,7 @@
 
 use brigade_spec::{
     Activation, BlockKind, BlockSpec, ChannelMixSpec, LayerSpec, ModelError, ModelSpec, NormKind,
-    Skeleton, TimeMix6Spec,
+    Residual, Skeleton, TimeMix6Spec,
 };
 
 use super::rwkv7::{check_shifts, head_dim};
@@ -26,7 +26,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             ChannelMixSpec { n_embd: hp.n_embd(), n_ff: decoder::n_ff(hp, il)?, gated: true };
         let halved = rescale > 0 && (il + 1).is_multiple_of(rescale);
         let channel_mix = BlockSpec {
-            stream_scale: if halved { 0.5 } else { 1.0 },
+            residual: Residual::Scaled { output: 1.0, stream: if halved { 0.5 } else { 1.0 } },
             ..block("attn_norm_2.weight", BlockKind::ChannelMix(channel_mix))
         };
         Ok(LayerSpec { blocks: vec![block(ATTN_NORM, time_mix), channel_mix] })

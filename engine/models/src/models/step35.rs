@@ -6,8 +6,8 @@
 //! - spark2_5 has gated GELUs.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, DraftInput, GateSource, HeadGate, ModelError, ModelSpec,
-    MoeSpec, QkNorm, RopeSpec, Router,
+    Activation, AttentionSpec, BlockKind, DraftInput, GateSource, HeadGate, HeadOutputSpec,
+    ModelError, ModelSpec, MoeSpec, QkNorm, RopeSpec, Router,
 };
 
 use crate::read::decoder::{FFN_NORM, Windows, experts_beside_one, experts_or_dense};
@@ -35,9 +35,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let of_others = SwiGluLimits::read(hp, "swiglu_clamp_shexp", GateBound::After)?;
     let layer = |il: usize| {
         let has = |name: &str| hp.has_tensor(&format!("blk.{il}.{name}.weight"));
+        let gate = has("attn_gate").then_some(HeadGate::sigmoid(GateSource::EachHead));
         let attention = AttentionSpec {
             qk_norm: has("attn_q_norm").then_some(QkNorm::heads(eps)),
-            gate: has("attn_gate").then_some(HeadGate::sigmoid(GateSource::EachHead)),
+            head_output: HeadOutputSpec { gate, sub_norm: None },
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };
@@ -74,7 +75,7 @@ pub(super) fn describe_spark(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     let windows = Windows::of_layers(hp, hp.listed_windows()?, Some(window), &rope, local)?;
     let layer = |il: usize| {
         let attention = AttentionSpec {
-            gate: Some(HeadGate::sigmoid(GateSource::EachHead)),
+            head_output: HeadOutputSpec::gated(GateSource::EachHead),
             output_bias: false,
             ..windows.apply(il, decoder::attention(hp, il)?)
         };

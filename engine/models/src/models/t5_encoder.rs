@@ -3,7 +3,7 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, Buckets, HeadSpec, LayerSpec, ModelError,
-    ModelSpec, Rotation, Skeleton,
+    ModelSpec, Rotation, ScoreSpec, Skeleton,
 };
 
 use super::neo_bert::LAST_NORM;
@@ -20,9 +20,10 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let layer = |il: usize| {
         let tensor = |il: usize| format!("enc.blk.{il}.attn_rel_b.weight");
         let own = hp.has_tensor(&tensor(il));
+        let buckets = Buckets { tensor: tensor(if own { il } else { 0 }), n: n_buckets };
         let attention = AttentionSpec {
             scale: 1.0,
-            buckets: Some(Buckets { tensor: tensor(if own { il } else { 0 }), n: n_buckets }),
+            scores: ScoreSpec { buckets: Some(buckets), ..ScoreSpec::default() },
             ..encoder::attention(hp, il, Rotation::None)?
         };
         let activation = if hp.has_tensor(&format!("enc.blk.{il}.ffn_gate.weight")) {

@@ -3,7 +3,7 @@
 
 use brigade_spec::{
     Activation, AttentionSpec, Beside, HeadSpec, ModelError, ModelSpec, NormKind, NormOver, QkNorm,
-    Skeleton,
+    Residual, Skeleton,
 };
 
 use crate::read::decoder::FFN_NORM;
@@ -18,11 +18,9 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
             AttentionSpec { qk_norm, output_bias: false, ..decoder::attention(hp, il)? };
         let ffn = decoder::dense(hp, il, Activation::SwiGlu)?;
         let mut layer = decoder::layer(eps, attention, FFN_NORM, ffn);
-        layer
-            .blocks
-            .iter_mut()
-            .skip(1)
-            .for_each(|ffn| ffn.skip = Some("layer_output_scale.weight"));
+        if let Some(ffn) = layer.blocks.last_mut() {
+            ffn.residual = Residual::WithEmbedding("layer_output_scale.weight");
+        }
         Ok(layer)
     };
     let spec = decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)?;

@@ -2,8 +2,8 @@
 //! metadata keys that give their sizes are read here. What a model changes of this stands in its own file.
 
 use brigade_spec::{
-    Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MlpSpec, ModelError, ModelSpec,
-    MoeSpec, RopeSpec, Rotation, Router, SharedExpertSpec,
+    Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MaskSpec, MlpSpec, ModelError,
+    ModelSpec, MoeSpec, NormSpec, Residual, RopeSpec, Rotation, Router, SharedExpertSpec,
 };
 
 use super::attention::attention_spec;
@@ -50,12 +50,18 @@ pub(crate) fn layer_with_post_norms(
     ffn: BlockKind,
     after: [&'static str; 2],
 ) -> LayerSpec {
+    let norm = |weight| NormSpec { weight, eps };
     let block = |i: usize, kind| BlockSpec {
-        norm: before[i],
-        post_norm: Some(after[i]),
-        ..BlockSpec::new(ATTN_NORM, eps, kind)
+        norm: before[i].map(norm),
+        post_norm: Some(norm(after[i])),
+        ..BlockSpec::bare(kind)
     };
     LayerSpec { blocks: vec![block(0, BlockKind::Attention(attention)), block(1, ffn)] }
+}
+
+/// Sums to which a block's output is added times `output`.
+pub(crate) fn scaled_output(output: f32) -> Residual {
+    Residual::Scaled { output, stream: 1.0 }
 }
 
 /// The model's rotation, of whole heads or of their beginnings.
@@ -264,7 +270,8 @@ impl Windows {
             (Some(_), Rotation::Model) => Rotation::Local,
             (_, rotation) => rotation,
         };
-        AttentionSpec { window: Some(window), rotation, ..attention }
+        let mask = MaskSpec { window: Some(window), ..attention.mask };
+        AttentionSpec { mask, rotation, ..attention }
     }
 }
 

@@ -2,8 +2,8 @@
 //! so.
 
 use brigade_spec::{
-    AttentionSpec, BlockKind, ModelError, ModelSpec, NormKind, RopeSpec, Rotation, Skeleton,
-    TOKEN_TYPES,
+    AttentionSpec, BlockKind, MaskSpec, ModelError, ModelSpec, NormKind, RopeSpec, Rotation,
+    Skeleton, TOKEN_TYPES,
 };
 
 use super::attention::attention_spec;
@@ -20,7 +20,8 @@ pub(crate) fn attention(
     rotation: Rotation,
 ) -> Result<AttentionSpec, ModelError> {
     check_direction(hp)?;
-    Ok(AttentionSpec { both_ways: true, rotation, ..attention_spec(hp, il)? })
+    let mask = MaskSpec { both_ways: true, ..MaskSpec::default() };
+    Ok(AttentionSpec { mask, rotation, ..attention_spec(hp, il)? })
 }
 
 /// A description as it is, or where the file says that rows see those after them (decoders that were trained on to make
@@ -42,7 +43,7 @@ pub(crate) fn of_decoder(hp: &Hparams<'_>, mut spec: ModelSpec) -> Result<ModelS
     }
     for block in spec.layers.iter_mut().flat_map(|layer| &mut layer.blocks) {
         if let BlockKind::Attention(attention) = &mut block.kind {
-            attention.both_ways = true;
+            attention.mask.both_ways = true;
         }
     }
     Ok(spec)
@@ -111,7 +112,7 @@ impl Windows {
     /// `attention` with the window and the rotation of layer `il`.
     pub(crate) fn apply(&self, il: usize, attention: AttentionSpec) -> AttentionSpec {
         let Some(width) = self.width.filter(|_| self.layers[il]) else { return attention };
-        let window = Some(Window::Around(width));
-        AttentionSpec { window, rotation: Rotation::Local, ..attention }
+        let mask = MaskSpec { window: Some(Window::Around(width)), ..attention.mask };
+        AttentionSpec { mask, rotation: Rotation::Local, ..attention }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn kv_from(
 pub(crate) fn check(hp: &Hparams<'_>, spec: &ModelSpec) -> Result<(), ModelError> {
     let blocks = spec.layers.iter().flat_map(|layer| &layer.blocks);
     let attention = |block: &BlockSpec| match &block.kind {
-        BlockKind::Attention(a) => Some((a.kv, a.n_kv_head)),
+        BlockKind::Attention(a) => Some((a.kv.from, a.n_kv_head)),
         _ => None,
     };
     let all: Vec<(KvFrom, usize)> = blocks.filter_map(attention).collect();

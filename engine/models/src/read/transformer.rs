@@ -7,6 +7,7 @@ use brigade_spec::{
 };
 
 use super::attention::attention_spec;
+use super::decoder::scaled_output;
 use super::hparams::Hparams;
 use super::sections::{SectionOrder, Sections};
 use super::{experts, mamba2, model, rope};
@@ -52,7 +53,7 @@ pub(crate) fn describe(hp: &Hparams<'_>, family: &Family) -> Result<ModelSpec, M
         };
         let ffn = ffn_spec(hp, family, il)?;
         let block = |norm, kind| BlockSpec {
-            residual_scale: scales.residual,
+            residual: scaled_output(scales.residual),
             ..BlockSpec::new(norm, eps, kind)
         };
         layers.push(LayerSpec {

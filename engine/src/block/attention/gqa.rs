@@ -53,24 +53,24 @@ impl Attention {
         let n_o = spec.n_head * spec.head_dim_v;
         let name = |part: &str| format!("{stem}.attn_{part}");
         let Projections { q, k, v, gate } = Projections::load(spec, stem, n_embd, loader)?;
-        let sub_norm = match spec.sub_norm {
+        let sub_norm = match spec.head_output.sub_norm {
             Some(eps) => Some((loader.vector(&name("sub_norm.weight"), n_o)?, eps)),
             None => None,
         };
         let back = if loader.has(&name("o.weight")) { "o" } else { "output" };
         let mut output = Linear::load(loader, &name(back), n_embd, n_o)?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        let sinks = if spec.sinks {
+        let sinks = if spec.scores.sinks {
             Some(loader.vector(&name("sinks.weight"), spec.n_head)?)
         } else {
             None
         };
-        let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_head));
-        let biases = match &spec.buckets {
+        let slopes = spec.scores.alibi.map(|alibi| alibi.slopes(spec.n_head));
+        let biases = match &spec.scores.buckets {
             Some(buckets) => Some(load_biases(buckets, spec.n_head, loader)?),
             None => None,
         };
-        let index = match spec.index {
+        let index = match spec.mask.index {
             Some(index) => {
                 let index = BlockIndex::load(index, stem, spec.n_kv_head, n_embd, loader)?;
                 Some(Box::new(index))
@@ -78,7 +78,7 @@ impl Attention {
             None => None,
         };
         let qk_norms = QkNorms::load(spec, stem, loader)?;
-        let value_norm = spec.value_norm.map(|eps| (vec![1.0; spec.head_dim_v].into(), eps));
+        let value_norm = spec.kv.value_norm.map(|eps| (vec![1.0; spec.head_dim_v].into(), eps));
         Ok(Self {
             q,
             gate,
@@ -117,7 +117,7 @@ impl Block for Attention {
             index.zip(of_index.as_ref()).and_then(|(index, rows)| index.choose(cx, kv, rope, rows));
         let how = self.how(chosen.as_ref());
         kv.attend(cx.ubatch(), how, &rows.q, &mut heads);
-        if let (Some(by), Some(mut gate)) = (spec.gate, rows.gate) {
+        if let (Some(by), Some(mut gate)) = (spec.head_output.gate, rows.gate) {
             self.apply_gate(cx, by, &mut gate, &mut heads);
         }
         if let Some((weight, eps)) = &self.sub_norm {
@@ -170,7 +170,7 @@ impl Attention {
         rows: &mut Projected,
     ) -> Option<IndexRows> {
         let Projected { q, k, v, index: of_index, .. } = rows;
-        if let Some(bound) = self.spec.clamp {
+        if let Some(bound) = self.spec.kv.clamp {
             let all = [&mut *q, &mut *k, &mut *v].into_iter();
             all.filter(|x| !x.is_empty()).for_each(|x| cx.device.clamp(x, bound));
         }
@@ -189,16 +189,16 @@ impl Attention {
     fn how<'a>(&'a self, lists: Option<&'a Lists>) -> AttendHow<'a> {
         let spec = &self.spec;
         let variant = AttendVariant {
-            window: spec.window,
-            softcap: spec.softcap,
+            window: spec.mask.window,
+            softcap: spec.scores.softcap,
             sinks: self.sinks.as_ref(),
             slopes: self.slopes.as_ref(),
             biases: self.biases.as_ref().map(|of_heads| DistanceBiases {
                 reach: (of_heads.len() / spec.n_head - 1) / 2,
                 of_heads,
             }),
-            both_ways: spec.both_ways,
-            blocks: spec.index.zip(lists).map(|(index, lists)| ChosenBlocks {
+            both_ways: spec.mask.both_ways,
+            blocks: spec.mask.index.zip(lists).map(|(index, lists)| ChosenBlocks {
                 sizes: index.sizes,
                 n_near: index.n_near(),
                 blocks: lists.view(),
@@ -217,7 +217,7 @@ impl Attention {
         v: &Rows,
         index: Option<&Rows>,
     ) {
-        let (k, v) = match self.spec.kv {
+        let (k, v) = match self.spec.kv.from {
             KvFrom::Own => (k, v),
             KvFrom::Lent(pair) => {
                 let [to_k, to_v] = &mut cx.beside[Beside::keys(pair)..][..2] else {
@@ -267,7 +267,7 @@ impl Attention {
         if let Some(norms) = norms.filter(|_| after_rotation) {
             norms.apply(cx, spec, q, k);
         }
-        if let Some(temperature) = spec.temperature.filter(|_| !q.is_empty()) {
+        if let Some(temperature) = spec.scores.temperature.filter(|_| !q.is_empty()) {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();
             cx.device.scale_rows(q, spec.n_head * spec.head_dim_k, &factors);
         }
@@ -292,7 +292,7 @@ impl Projections {
         let (n_q, n_k) = (spec.n_head * spec.head_dim_k, spec.n_kv_head * spec.head_dim_k);
         let (n_v, n_o) = (spec.n_kv_head * spec.head_dim_v, spec.n_head * spec.head_dim_v);
         let name = |part: &str| format!("{stem}.attn_{part}");
-        Ok(match spec.gate.map(|gate| gate.source) {
+        Ok(match spec.head_output.gate.map(|gate| gate.source) {
             Some(GateSource::BehindQuery) => {
                 let (q, gate) = load_gated(spec, &name("q.weight"), n_embd, loader)?;
                 let k = Linear::load(loader, &name("k"), n_k, n_embd)?;
@@ -301,7 +301,7 @@ impl Projections {
             }
             own => {
                 let is_fused = loader.has(&name("qkv.weight"));
-                let (q, k, v) = match (spec.kv, spec.values_of_keys) {
+                let (q, k, v) = match (spec.kv.from, spec.kv.values_of_keys) {
                     (KvFrom::Borrowed(_), _) if !is_fused => {
                         (Linear::load(loader, &name("q"), n_q, n_embd)?, None, None)
                     }

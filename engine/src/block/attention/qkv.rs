@@ -97,7 +97,7 @@ impl QkNorms {
             Ok::<_, ModelError>(Weights { weight, bias })
         };
         let q = weights("q", spec.n_head)?;
-        let k = match spec.kv {
+        let k = match spec.kv.from {
             KvFrom::Borrowed(_) => None,
             KvFrom::Own | KvFrom::Lent(_) => Some(weights("k", spec.n_kv_head)?),
         };

@@ -2,7 +2,9 @@
 
 use super::{Bench, Tensors, bits, close, noise, wide};
 use crate::kernels::{BlockSizes, RopeLayout, RopeParams, available};
-use crate::spec::{AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, QkNorm, Rotation};
+use crate::spec::{
+    AttentionSpec, BlockIndexSpec, BlockKind, BlockScoring, MaskSpec, QkNorm, Rotation,
+};
 
 const N_EMBD: usize = 40;
 const EPS: f32 = 1e-5;
@@ -18,7 +20,10 @@ fn spec(sizes: BlockSizes, scoring: BlockScoring) -> AttentionSpec {
         rotation: Rotation::Model,
         qk_norm: Some(QkNorm::heads(EPS)),
         output_bias: false,
-        index: Some(BlockIndexSpec { head_dim: 12, sizes, eps: EPS, scoring }),
+        mask: MaskSpec {
+            index: Some(BlockIndexSpec { head_dim: 12, sizes, eps: EPS, scoring }),
+            ..MaskSpec::default()
+        },
         ..AttentionSpec::plain(6, 2, [16, 20])
     }
 }
@@ -33,7 +38,7 @@ fn tensors(spec: &AttentionSpec) -> Tensors {
     add("attn_q_norm", &[dk]);
     add("attn_k_norm", &[dk]);
     add("attn_output", &[n * dv, N_EMBD]);
-    let n_queries = match spec.index.unwrap().scoring {
+    let n_queries = match spec.mask.index.unwrap().scoring {
         BlockScoring::BestPosition => kv,
         BlockScoring::Mean { n_head } => n_head,
     };
@@ -121,7 +126,7 @@ fn seen_by_means(
 
 /// One sequence through the block.
 fn plain(tensors: &Tensors, spec: &AttentionSpec, x: &[f32]) -> Vec<f64> {
-    let BlockIndexSpec { sizes, scoring, .. } = spec.index.unwrap();
+    let BlockIndexSpec { sizes, scoring, .. } = spec.mask.index.unwrap();
     let (mut keys, mut values, mut index_keys, mut out) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (pos, x) in x.chunks_exact(N_EMBD).enumerate() {
@@ -174,7 +179,7 @@ fn heads_attend_to_the_blocks_that_the_index_scores_best() {
             let whole = [(0, 0, LENGTHS[0]), (1, 0, LENGTHS[1])];
             let mut bench = Bench::new(&kind, &tensors, N_EMBD, kernels);
             let out = bench.step(&whole, Some(&rope), &x.concat());
-            close(&format!("{:?}", spec.index), &out, &want, 2e-5);
+            close(&format!("{:?}", spec.mask.index), &out, &want, 2e-5);
             let first = first.get_or_insert_with(|| out.clone());
             assert!(bits(&out) == bits(first), "tables differ: {}", kernels.name);
             for step in [1, 7, 64] {
@@ -188,7 +193,7 @@ fn heads_attend_to_the_blocks_that_the_index_scores_best() {
                     steps.collect::<Vec<f32>>()
                 });
                 let same = bits(&outs.concat()) == bits(first);
-                assert!(same, "{}: {:?} in steps of {step}", kernels.name, spec.index);
+                assert!(same, "{}: {:?} in steps of {step}", kernels.name, spec.mask.index);
             }
         }
     }

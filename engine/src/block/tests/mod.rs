@@ -25,7 +25,7 @@ use crate::state::{BlockState, PartRows, Sequences};
 use crate::weights::WeightLoader;
 
 /// Uniform in -1..1, from a seed.
-fn noise(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -38,34 +38,34 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 
 /// Tensors in f32 with their dimensions as GGUF has them, the fastest first.
 #[derive(Default)]
-struct Tensors(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
+pub(crate) struct Tensors(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Tensors {
     /// Adds noise of about unit gain.
-    fn add(&mut self, name: &str, ne: &[usize]) {
+    pub(crate) fn add(&mut self, name: &str, ne: &[usize]) {
         let seed = name.bytes().fold(7, |hash: u64, b| hash.wrapping_mul(31) + u64::from(b));
         let gain = (3.0 / ne[0] as f32).sqrt();
         let values = noise(ne.iter().product(), seed).into_iter().map(|x| x * gain).collect();
         self.put(name, ne, values);
     }
 
-    fn put(&mut self, name: &str, ne: &[usize], values: Vec<f32>) {
+    pub(crate) fn put(&mut self, name: &str, ne: &[usize], values: Vec<f32>) {
         self.0.insert(name.to_owned(), (ne.to_vec(), values));
     }
 
-    fn get(&self, name: &str) -> &[f32] {
+    pub(crate) fn get(&self, name: &str) -> &[f32] {
         &self.0[name].1
     }
 
     /// `w x` with matrix `index` of the stack that `name` is.
-    fn times(&self, name: &str, index: usize, x: &[f64]) -> Vec<f64> {
+    pub(crate) fn times(&self, name: &str, index: usize, x: &[f64]) -> Vec<f64> {
         let (ne, values) = &self.0[name];
         assert_eq!(ne[0], x.len(), "columns of {name}");
         let size = ne[0] * ne.get(1).copied().unwrap_or(1);
         product(&values[index * size..][..size], x)
     }
 
-    fn gguf(&self) -> Gguf {
+    pub(crate) fn gguf(&self) -> Gguf {
         let mut writer = GgufWriter::new();
         for (name, (ne, _)) in &self.0 {
             writer.tensor(name, GgmlType::F32, ne).unwrap();
@@ -83,7 +83,7 @@ fn product(w: &[f32], x: &[f64]) -> Vec<f64> {
     w.chunks_exact(x.len()).map(|w| w.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
 }
 
-fn wide(x: &[f32]) -> Vec<f64> {
+pub(crate) fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().copied().map(f64::from).collect()
 }
 
@@ -239,12 +239,12 @@ impl OfTwo<'_> {
     }
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Every value within `bound` of what is wanted; values are about 1.
-fn close(what: &str, got: &[f32], want: &[f64], bound: f64) {
+pub(crate) fn close(what: &str, got: &[f32], want: &[f64], bound: f64) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (f64::from(*got) - want).abs();

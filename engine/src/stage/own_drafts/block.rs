@@ -1,16 +1,13 @@
 //! One block of drafts: its weights, and its pass over rows.
 
-use super::super::block_input::BlockInput;
-use super::super::boundary_rows::BoundaryRows;
 use super::super::head::Head;
-use super::super::norm::Norm;
-use super::super::{LoadedBlock, rope_table};
+use super::super::layers::{LoadedBlock, rope_table};
 use super::Tools;
 use crate::batch::SlotId;
 use crate::block::{BlockCx, Embedding, Linear, RowAdapters, project_all};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
-use crate::spec::Reads;
+use crate::residual::{BoundaryRows, HeadInput, Inputs, Met, Norm, On};
 use crate::state::{BlockState, PartRows, Sequences};
 
 /// A loaded block.
@@ -22,7 +19,7 @@ pub(in crate::stage) struct DraftBlock {
     pub(super) join: Linear,
     pub(super) blocks: Vec<LoadedBlock>,
     /// What the output reads: the norm behind the block, and before it what makes one row of several streams.
-    pub(super) head_read: BlockInput,
+    pub(super) head_read: HeadInput,
     /// Residual streams.
     pub(super) n_streams: usize,
     /// `None`: the model's.
@@ -80,13 +77,14 @@ impl DraftBlock {
         let mut rows = self.joined(tools, input, adapters);
         let rope = rope_table(device, rope, parts);
         let local_rope = rope_table(device, local_rope, parts);
-        let (mut normed, layer_input) = (scratch.take(n, rows.hidden.cols()), Rows::default());
+        let on = On { device, scratch };
+        let mut inputs = Inputs::new(scratch.take(n, rows.hidden.cols()));
+        let early = self.blocks.iter().filter_map(|block| block.weights.enter_layer(on, &rows));
+        inputs.begin_layer(early);
+        let layer_input = Rows::default();
         for (at, block) in self.blocks.iter_mut().take(upto + 1).enumerate() {
             let weights = block.weights.clone();
-            let mut spread = None;
-            if let (Reads::Stream, Some(read)) = (block.spec.reads, &weights.read) {
-                spread = read.apply((device, scratch), &rows, &mut normed);
-            }
+            let kept = weights.enter(on, &mut rows, &mut inputs);
             let mut cx = BlockCx {
                 device,
                 parts,
@@ -100,17 +98,11 @@ impl DraftBlock {
                 scratch,
             };
             if at == upto {
-                weights.block.remember(&mut cx, &mut block.state, &normed);
+                weights.block.remember(&mut cx, &mut block.state, &inputs.rows);
                 return Rows::default();
             }
-            let mut out = weights.block.forward(&mut cx, &mut block.state, &normed);
-            if let Some(norm) = &weights.post_norm {
-                norm.apply_inplace(device, &mut out);
-            }
-            match spread {
-                Some(spread) => spread.add((device, scratch), &out, &mut rows),
-                None => block.add(device, (&out, &normed), None, &mut rows),
-            }
+            let output = weights.block.forward(&mut cx, &mut block.state, &inputs.rows);
+            weights.meet(on, Met { output, input: &inputs.rows, kept }, &mut rows);
         }
         streams_as_one(device, scratch, rows, self.n_streams)
     }
@@ -151,7 +143,7 @@ impl DraftBlock {
         let Tools { device, scratch, .. } = *tools;
         let mut normed = scratch.take(rows.n_rows(), rows.cols() / self.n_streams);
         let rows = one_as_streams(device, scratch, rows, self.n_streams);
-        self.head_read.apply((device, scratch), &rows, &mut normed);
+        self.head_read.read(On { device, scratch }, &rows, &mut normed);
         let logits = match self.output.as_ref().or(head.output.as_ref()) {
             Some(output) => head.logits(device, scratch, output, &normed, adapters),
             None => Rows::default(),

@@ -10,15 +10,14 @@ use crate::batch::MAX_DRAFTED;
 use crate::block::{Embedding, Linear};
 use crate::device::Device;
 use crate::kernels;
+use crate::residual::{self, HeadInput, Norm};
 use crate::spec::{
     Described, DraftHeadSpec, DraftInput, KEPT_HIDDEN, LayerSpec, ModelError, ModelSpec, Prefixes,
     SPARE_KEYS, StateRoom, TOKEN_EMBD, own_draft_tensors,
 };
-use crate::stage::block_input::BlockInput;
 use crate::stage::check::Nothing;
-use crate::stage::load::{StageConfig, load_blocks, load_head_mix, room, switched};
-use crate::stage::norm::Norm;
-use crate::stage::{BlockWeights, LoadedBlock};
+use crate::stage::layers::{BlockWeights, LoadedBlock};
+use crate::stage::load::{StageConfig, load_blocks, room, switched};
 use crate::state::{BlockState, Sequences};
 use crate::weights::{TensorSource, WeightLoader};
 
@@ -104,11 +103,11 @@ fn load_block(
     let mut norm = |name: &str, (kind, eps)| Norm::load(loader, kind, name, n_embd, eps);
     let norms = [norm(&name("enorm"), usual)?, norm(&name("hnorm"), usual)?];
     let head_norm = norm(&head.norm, head.own_norm.unwrap_or(usual))?;
-    let mix = match reads {
-        DraftInput::Streams(_) => load_head_mix(spec, loader)?,
+    let merge = match reads {
+        DraftInput::Streams(_) => residual::load_merge(spec, loader)?,
         DraftInput::Normed | DraftInput::Stream => None,
     };
-    let head_read = BlockInput::new(Some(head_norm), mix);
+    let head_read = HeadInput::new(Some(head_norm), merge);
     let join = Linear::matrix(loader, &name("eh_proj"), n_embd, 2 * n_embd)?;
     let output = if head.own_output {
         Some(Linear::matrix(loader, &name("shared_head_head"), n_vocab, n_embd)?)
@@ -135,12 +134,11 @@ fn loaded(
     let block = move |(index, weights)| LoadedBlock {
         layer,
         index,
+        number: index,
         spec: of_layer.blocks[index].clone(),
         weights,
-        restarts: false,
         state: BlockState::None,
-        control_vector: None,
-        pass_end: None,
+        behind: Vec::new(),
     };
     weights.into_iter().enumerate().map(block)
 }

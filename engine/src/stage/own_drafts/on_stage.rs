@@ -3,9 +3,9 @@
 use super::Tools;
 use super::block::streams_as_one;
 use crate::batch::{RowOutput, SeqPart, SlotId, UBatch, Want};
+use crate::residual::{BoundaryRows, On};
 use crate::spec::DraftInput;
 use crate::stage::Stage;
-use crate::stage::boundary_rows::BoundaryRows;
 use crate::state::{Applied, PartRows};
 
 /// Rows of a ubatch that are left behind the last layer that mixes rows.
@@ -69,7 +69,8 @@ impl Stage {
         let hidden = match drafts.reads {
             DraftInput::Normed => {
                 let mut hidden = tools.scratch.take(picked.len(), rows.hidden.cols());
-                head.read.apply(on, &rows, &mut hidden);
+                let on = On { device: tools.device, scratch: tools.scratch };
+                head.read.read(on, &rows, &mut hidden);
                 hidden
             }
             DraftInput::Stream => rows.hidden,

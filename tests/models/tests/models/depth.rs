@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
-use brigade_spec::Residual;
+use brigade_spec::Streams;
 
 /// More than one ubatch of 512.
 const PROMPT: u32 = 600;
@@ -24,8 +24,7 @@ fn logits(cuts: &[usize], n_ubatch: usize) -> Vec<u32> {
 
 fn a_cut_carries_the_stream_and_what_was_kept_before_it() {
     let spec = brigade_models::describe(&Gguf::open(path()).unwrap()).unwrap();
-    let Residual::OverDepth(depth) = spec.skeleton.residual else { panic!("{:?}", spec.skeleton) };
-    assert_eq!((spec.n_layer(), depth.every), (9, 2));
+    assert_eq!((spec.n_layer(), spec.skeleton.streams), (9, Streams::Kept { every: 2 }));
     let rows = (1..9).map(|cut| spec.boundary(cut).widths.len());
     assert_eq!(rows.collect::<Vec<_>>(), [2, 2, 3, 3, 4, 4, 5, 5]);
     assert_eq!(spec.widest_row(), 5 * spec.n_embd);

@@ -1,8 +1,9 @@
 //! Several streams that every block reads and writes through gates of single values: see [`GatedSpec`] for the formulas.
 
-use super::boundary_rows::BoundaryRows;
-use super::hyper::Spread;
-use crate::device::{Device, Rows, Scratch, Values, Weighed};
+use super::alike::Spread;
+use super::norm::{self, Norm};
+use super::{BoundaryRows, Inputs, Merge, Met, On, Residual};
+use crate::device::{Rows, Values, Weighed};
 use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
 use crate::spec::{GatedSpec, ModelError};
 use crate::weights::WeightLoader;
@@ -21,38 +22,54 @@ pub(super) struct GatedConnection {
 }
 
 impl GatedConnection {
-    /// Loads `<stem>_{norm,down,up}`, of a block `inject` too.
+    /// Loads `_{norm,down,up,inject}` of a block, whose names follow `stem` and the connection's own stem.
     ///
     /// # Errors
     /// As of every tensor that is missing, misshapen or of an unknown type.
-    pub(super) fn load(
+    pub(super) fn of_block(
         loader: &mut WeightLoader<'_>,
         spec: &GatedSpec,
-        (stem, writes): (&str, bool),
+        stem: &str,
         n_embd: usize,
     ) -> Result<Self, ModelError> {
-        let name = |part: &str| format!("{stem}_{part}.weight");
+        let connection = Self::load(loader, spec, stem, n_embd)?;
+        let inject = format!("{stem}{}_inject.weight", spec.stem);
+        let inject = Some(loader.matrix(&inject, spec.n, spec.n * n_embd)?);
+        Ok(Self { inject, ..connection })
+    }
+
+    /// Loads those of the head, which only reads.
+    ///
+    /// # Errors
+    /// As of [`Self::of_block`].
+    pub(super) fn of_head(
+        loader: &mut WeightLoader<'_>,
+        spec: &GatedSpec,
+        n_embd: usize,
+    ) -> Result<Self, ModelError> {
+        Self::load(loader, spec, "", n_embd)
+    }
+
+    fn load(
+        loader: &mut WeightLoader<'_>,
+        spec: &GatedSpec,
+        stem: &str,
+        n_embd: usize,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{stem}{}_{part}.weight", spec.stem);
         let width = spec.n * n_embd;
         Ok(Self {
             norm: loader.values_of_either(&name("norm"), &[width], &[n_embd, spec.n])?,
             down: loader.matrix(&name("down"), spec.rank, width)?,
             up: loader.matrix(&name("up"), width, spec.rank)?,
-            inject: if writes {
-                Some(loader.matrix(&name("inject"), spec.n, width)?)
-            } else {
-                None
-            },
+            inject: None,
             spec: *spec,
         })
     }
 
-    /// `out[n_rows, n_embd]`: the mean of the gated streams. Returns how the output of a block goes to them.
-    pub(super) fn read(
-        &self,
-        (device, scratch): (&Device, &Scratch),
-        rows: &BoundaryRows,
-        out: &mut Rows,
-    ) -> Option<Spread> {
+    /// `out[n_rows, n_embd]`: the mean of the gated streams. Gives what weighs a block's output for each of them.
+    fn read(&self, on: On<'_>, rows: &BoundaryRows, out: &mut Rows) -> Option<Rows> {
+        let On { device, scratch } = on;
         let (n, width, n_rows) = (self.spec.n, self.norm.len(), rows.hidden.n_rows());
         let (n_embd, share) = (width / n, 1.0 / n as f32);
         let mut all = scratch.take(n_rows, width);
@@ -77,19 +94,46 @@ impl GatedConnection {
         device.scale(&mut post, share);
         device.sigmoid(&mut post);
         device.scale(&mut post, 2.0);
-        Some(Spread::unmixed(n, post))
+        Some(post)
     }
+}
 
-    /// Bytes of the matrices.
-    pub(super) fn nbytes(&self) -> usize {
+impl Residual for GatedConnection {
+    fn nbytes(&self) -> usize {
         let own = [&self.down, &self.up].into_iter().chain(&self.inject);
         own.map(PackedMatrix::nbytes).sum()
+    }
+
+    /// Keeps what weighs the block's output.
+    fn enter(
+        &self,
+        on: On<'_>,
+        norm: Option<&Norm>,
+        rows: &mut BoundaryRows,
+        inputs: &mut Inputs,
+    ) -> Option<Rows> {
+        let weights = self.read(on, rows, &mut inputs.rows);
+        norm::apply(on.device, norm, &mut inputs.rows);
+        weights
+    }
+
+    fn meet(&self, on: On<'_>, met: Met<'_>, rows: &mut BoundaryRows) {
+        let weights = met.kept.as_ref().expect("kept when the block read the streams");
+        let spread = Spread { n: self.spec.n, weights, first: 0, mixes: false };
+        spread.add(on, &met.output, rows);
+    }
+}
+
+impl Merge for GatedConnection {
+    fn merge(&self, on: On<'_>, rows: &BoundaryRows, out: &mut Rows) {
+        self.read(on, rows, out);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Device, Scratch};
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -110,7 +154,7 @@ mod tests {
         let (down, up) = (values(RANK * WIDTH, 5), values(WIDTH * RANK, 7));
         let (inject, norm) = (values(N * WIDTH, 4), values(WIDTH, 3));
         let eps = 1e-3;
-        let spec = GatedSpec { n: N, rank: RANK, eps, stems: ["a", "b"], head_stem: "c" };
+        let spec = GatedSpec { n: N, rank: RANK, eps, stem: "a" };
         let connection = GatedConnection {
             spec,
             norm: norm.clone().into(),
@@ -123,9 +167,9 @@ mod tests {
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
         let scratch = Scratch::default();
-        let tools = (&device, &scratch);
+        let on = On { device: &device, scratch: &scratch };
         let mut read = Rows::new(vec![0.0; 2], 2);
-        let spread = connection.read(tools, &rows, &mut read).unwrap();
+        let kept = connection.read(on, &rows, &mut read);
 
         let normed: Vec<f64> = (0..WIDTH)
             .map(|i| {
@@ -147,7 +191,7 @@ mod tests {
             near(read[j], gated.sum::<f64>() / 3.0);
         }
         let y = Rows::new(vec![10.0, -20.0], 2);
-        spread.add(tools, &y, &mut rows);
+        connection.meet(on, Met { output: scratch.copy_of(&y), input: &read, kept }, &mut rows);
         let weights = times(&inject, &normed);
         for (i, stream) in rows.streams(N).enumerate() {
             let weight = 2.0 * sigmoid(weights[i] / 3.0);
@@ -170,7 +214,7 @@ mod tests {
             let bytes = bytemuck::cast_slice(&values);
             PackedMatrix::pack(device.host(), GgmlType::F32, rows, cols, bytes).unwrap()
         };
-        let spec = GatedSpec { n, rank, eps: 1e-5, stems: ["a", "b"], head_stem: "c" };
+        let spec = GatedSpec { n, rank, eps: 1e-5, stem: "a" };
         let connection = GatedConnection {
             spec,
             norm: noise(n * n_embd, 1).into(),
@@ -188,8 +232,10 @@ mod tests {
             rows.beside = streams[1..].iter().map(part).collect();
             let scratch = Scratch::default();
             let mut read = scratch.take(n_rows, n_embd);
-            let spread = connection.read((&device, &scratch), &rows, &mut read).unwrap();
-            spread.add((&device, &scratch), &read, &mut rows);
+            let on = On { device: &device, scratch: &scratch };
+            let kept = connection.read(on, &rows, &mut read);
+            let output = scratch.copy_of(&read);
+            connection.meet(on, Met { output, input: &read, kept }, &mut rows);
             let streams: Vec<f32> = rows.streams(n).flat_map(|stream| stream.to_vec()).collect();
             streams.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };

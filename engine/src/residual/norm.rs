@@ -6,7 +6,7 @@ use crate::spec::{ModelError, NormKind};
 use crate::weights::WeightLoader;
 
 /// A norm with its weights, `[n]` each.
-pub(super) struct Norm {
+pub(crate) struct Norm {
     weight: Vector,
     bias: Option<Vector>,
     /// Whether the mean is taken off; such a norm always has a bias, of zeros if need be.
@@ -14,15 +14,30 @@ pub(super) struct Norm {
     eps: f32,
 }
 
+/// `out = norm(x)`, or `x` as it is.
+pub(super) fn read(device: &Device, norm: Option<&Norm>, x: &Rows, out: &mut Rows) {
+    match norm {
+        Some(norm) => norm.apply(device, x, out),
+        None => out.set(x),
+    }
+}
+
+/// [`read`] with the result in place of `x`.
+pub(super) fn apply(device: &Device, norm: Option<&Norm>, x: &mut Rows) {
+    if let Some(norm) = norm {
+        norm.apply_inplace(device, x);
+    }
+}
+
 impl Norm {
     /// An RMS norm that weighs all `n` values alike.
     #[cfg(test)]
-    pub(super) fn plain(n: usize, eps: f32) -> Self {
+    pub(crate) fn plain(n: usize, eps: f32) -> Self {
         Self { weight: vec![1.0; n].into(), bias: None, centred: false, eps }
     }
 
     /// Loads the tensor `weight`, and for norms that have one the bias beside it.
-    pub(super) fn load(
+    pub(crate) fn load(
         loader: &mut WeightLoader<'_>,
         kind: NormKind,
         weight: &str,
@@ -54,12 +69,12 @@ impl Norm {
     }
 
     /// Width of a row.
-    pub(super) fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.weight.len()
     }
 
     /// `out = norm(x)`, row by row.
-    pub(super) fn apply(&self, device: &Device, x: &Rows, out: &mut Rows) {
+    pub(crate) fn apply(&self, device: &Device, x: &Rows, out: &mut Rows) {
         match &self.bias {
             None => device.rms_norm(x, &self.weight, self.eps, out),
             Some(_) => {
@@ -70,7 +85,7 @@ impl Norm {
     }
 
     /// [`Norm::apply`] with the result in place of `x`.
-    pub(super) fn apply_inplace(&self, device: &Device, x: &mut (impl ValuesMut + ?Sized)) {
+    pub(crate) fn apply_inplace(&self, device: &Device, x: &mut (impl ValuesMut + ?Sized)) {
         match &self.bias {
             Some(bias) if self.centred => {
                 device.group_layer_norm(x, &self.weight, bias, self.width(), self.eps);

@@ -1,8 +1,10 @@
 //! Several streams that every block reads and writes (hyper-connections, see [`HyperSpec`] for the formulas): what weighs
 //! them is made of the streams themselves, row by row, in the order of their numbers.
 
-use super::boundary_rows::BoundaryRows;
-use crate::device::{Device, Rows, Scratch, Values, Weighed};
+use super::alike::Spread;
+use super::norm::{self, Norm};
+use super::{BoundaryRows, Inputs, Merge, Met, On, Residual};
+use crate::device::{Rows, Values, Weighed};
 use crate::kernels::{PackedMatrix, StreamShape, SumStart, Vector, WeightsAt};
 use crate::spec::{HyperSpec, ModelError};
 use crate::weights::WeightLoader;
@@ -20,18 +22,15 @@ pub(super) struct HyperConnection {
     ones: Vector,
 }
 
-/// How the output of a block goes to the streams.
-pub(super) struct Spread {
-    n: usize,
-    /// `[n_rows, width]`: from column `first` on what each stream gets of the output, and where streams mix behind that
-    /// `[n, n]` from stream to stream.
-    weights: Rows,
-    first: usize,
-    mixes: bool,
+/// Sizes of a connection's tensors.
+struct Shape {
+    n_weights: usize,
+    n_scales: usize,
+    n_embd: usize,
 }
 
 impl HyperConnection {
-    /// Loads `<stem>_{fn,base,scale}` of a block.
+    /// Loads `_{fn,base,scale}` of a block, whose names follow `stem` and the connection's own stem.
     ///
     /// # Errors
     /// As of every tensor that is missing, misshapen or of an unknown type.
@@ -42,7 +41,8 @@ impl HyperConnection {
         n_embd: usize,
     ) -> Result<Self, ModelError> {
         let n_scales = if spec.rounds.is_some() { 3 } else { 2 };
-        Self::load(loader, spec, stem, [spec.n_weights(), n_scales, n_embd])
+        let shape = Shape { n_weights: spec.n_weights(), n_scales, n_embd };
+        Self::load(loader, spec, stem, shape)
     }
 
     /// Loads those of the head, which only reads.
@@ -52,19 +52,18 @@ impl HyperConnection {
     pub(super) fn of_head(
         loader: &mut WeightLoader<'_>,
         spec: &HyperSpec,
-        stem: &str,
         n_embd: usize,
     ) -> Result<Self, ModelError> {
-        Self::load(loader, spec, stem, [spec.n, 1, n_embd])
+        Self::load(loader, spec, "", Shape { n_weights: spec.n, n_scales: 1, n_embd })
     }
 
     fn load(
         loader: &mut WeightLoader<'_>,
         spec: &HyperSpec,
         stem: &str,
-        [n_weights, n_scales, n_embd]: [usize; 3],
+        Shape { n_weights, n_scales, n_embd }: Shape,
     ) -> Result<Self, ModelError> {
-        let name = |part: &str| format!("{stem}_{part}.weight");
+        let name = |part: &str| format!("{stem}{}_{part}.weight", spec.stem);
         let width = spec.n * n_embd;
         Ok(Self {
             matrix: loader.matrix(&name("fn"), n_weights, width)?,
@@ -75,13 +74,9 @@ impl HyperConnection {
         })
     }
 
-    /// `out[n_rows, n_embd]`: the sum of the streams that a block reads. Returns how its output goes to them.
-    pub(super) fn read(
-        &self,
-        (device, scratch): (&Device, &Scratch),
-        rows: &BoundaryRows,
-        out: &mut Rows,
-    ) -> Spread {
+    /// `out[n_rows, n_embd]`: the sum of the streams that a block reads. Gives what weighs them.
+    fn read(&self, on: On<'_>, rows: &BoundaryRows, out: &mut Rows) -> Rows {
+        let On { device, scratch } = on;
         let n = self.spec.n;
         let streams: Vec<&Rows> = rows.streams(n).collect();
         let mut all = scratch.take(rows.hidden.n_rows(), self.ones.len());
@@ -97,51 +92,46 @@ impl HyperConnection {
         let at = WeightsAt { first: 0, stride: weights.cols(), step: 1, by_column: false };
         let read = Weighed { sources: &sources, stride: out.cols(), weights: &weights, at };
         device.weigh(out, SumStart::Zero, &read);
-        let mixes = rounds.is_some() && weights.cols() > n;
-        Spread { n, weights, first: n, mixes }
-    }
-
-    /// Bytes of the matrix.
-    pub(super) fn nbytes(&self) -> usize {
-        self.matrix.nbytes()
+        weights
     }
 }
 
-impl Spread {
-    /// With weights `post` `[n_rows, n]` to streams that do not mix.
-    pub(super) fn unmixed(n: usize, post: Rows) -> Self {
-        Self { n, weights: post, first: 0, mixes: false }
+impl Residual for HyperConnection {
+    fn nbytes(&self) -> usize {
+        self.matrix.nbytes()
     }
 
-    /// Adds a block's output `y` `[n_rows, n_embd]` to the streams, which mix where they do.
-    pub(super) fn add(
+    /// Keeps what weighs the streams.
+    fn enter(
         &self,
-        (device, scratch): (&Device, &Scratch),
-        y: &Rows,
+        on: On<'_>,
+        norm: Option<&Norm>,
         rows: &mut BoundaryRows,
-    ) {
-        let n = self.n;
-        let old: Vec<Rows> = if self.mixes {
-            rows.streams(n).map(|stream| scratch.copy_of(stream)).collect()
-        } else {
-            Vec::new()
-        };
-        let start = if self.mixes { SumStart::Zero } else { SumStart::Own };
-        let sources = std::iter::once(y).chain(&old);
-        let sources: Vec<_> = sources.map(|rows| (rows as &dyn Values, 0)).collect();
-        for (to, stream) in rows.streams_mut(n).enumerate() {
-            // What a stream gets of the output stands in the row before what it gets of the first stream.
-            let (first, stride) = (self.first + to, self.weights.cols());
-            let at = WeightsAt { first, stride, step: n, by_column: false };
-            let of = Weighed { sources: &sources, stride: y.cols(), weights: &self.weights, at };
-            device.weigh(stream, start, &of);
-        }
+        inputs: &mut Inputs,
+    ) -> Option<Rows> {
+        let weights = self.read(on, rows, &mut inputs.rows);
+        norm::apply(on.device, norm, &mut inputs.rows);
+        Some(weights)
+    }
+
+    fn meet(&self, on: On<'_>, met: Met<'_>, rows: &mut BoundaryRows) {
+        let HyperSpec { n, rounds, .. } = self.spec;
+        let weights = met.kept.as_ref().expect("kept when the block read the streams");
+        let spread = Spread { n, weights, first: n, mixes: rounds.is_some() };
+        spread.add(on, &met.output, rows);
+    }
+}
+
+impl Merge for HyperConnection {
+    fn merge(&self, on: On<'_>, rows: &BoundaryRows, out: &mut Rows) {
+        self.read(on, rows, out);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Device, Scratch};
     use crate::kernels::select;
     use crate::quant::GgmlType;
 
@@ -156,8 +146,7 @@ mod tests {
             magnitude: 2.0,
             post_eps: 0.5,
             rounds: None,
-            stems: ["a", "b"],
-            head_stem: None,
+            stem: "a",
         };
         // Each of the six weights is made of one of the six values.
         let mut matrix = vec![0.0f32; 6 * 6];
@@ -175,9 +164,9 @@ mod tests {
         let mut rows = BoundaryRows::stream(streams.next().unwrap());
         rows.beside = streams.collect();
         let scratch = Scratch::default();
-        let tools = (&device, &scratch);
+        let on = On { device: &device, scratch: &scratch };
         let mut read = Rows::new(vec![0.0; 2], 2);
-        let spread = connection.read(tools, &rows, &mut read);
+        let weights = connection.read(on, &rows, &mut read);
         let rms = (flat.iter().map(|x| x * x).sum::<f32>() / 6.0).sqrt();
         let bent = |i: usize, scale: f32| 1.0 / (1.0 + (-(scale * flat[i] / rms + 0.1)).exp());
         let want =
@@ -185,15 +174,17 @@ mod tests {
         let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a} {b}");
         (0..2).for_each(|at| near(read[at], want(at)));
         let y = Rows::new(vec![10.0, -20.0], 2);
-        spread.add(tools, &y, &mut rows);
+        let met = Met { output: scratch.copy_of(&y), input: &read, kept: Some(weights) };
+        connection.meet(on, met, &mut rows);
         for (i, stream) in rows.streams(3).enumerate() {
             let post = 2.0 * bent(3 + i, 2.0) + 0.5;
             (0..2).for_each(|at| near(stream[at], flat[2 * i + at] + post * y[at]));
         }
         let weights = [[0.0; 3], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]].concat();
-        let mixed = Spread { n: 3, weights: Rows::new(weights, 12), first: 0, mixes: true };
+        let weights = Rows::new(weights, 12);
+        let mixed = Spread { n: 3, weights: &weights, first: 0, mixes: true };
         let sum: Vec<f32> = (0..2).map(|at| rows.streams(3).map(|s| s[at]).sum()).collect();
-        mixed.add(tools, &y, &mut rows);
+        mixed.add(on, &y, &mut rows);
         let streams: Vec<&Rows> = rows.streams(3).collect();
         assert_eq!((&streams[0][..], &streams[2][..]), (&[0.0; 2][..], &[0.0; 2][..]));
         (0..2).for_each(|at| near(streams[1][at], sum[at]));

@@ -1,20 +1,19 @@
 //! The rows of a ubatch on their way through the layers: the residual stream, and rows that the model keeps
 //! beside it for later layers, oldest first. All of them cross a cut, tensor after tensor.
 
-use super::norm::Norm;
 use crate::batch::Boundary;
 use crate::device::{Device, Fetched, Rows, Scratch};
-use crate::spec::{BoundarySpec, PassEnd};
+use crate::spec::BoundarySpec;
 
 /// Hidden rows `[n_rows, n_embd]` with the tensors beside them, `[n_rows, width]` each.
 #[derive(Default)]
-pub(super) struct BoundaryRows {
-    pub(super) hidden: Rows,
-    pub(super) beside: Vec<Rows>,
+pub(crate) struct BoundaryRows {
+    pub(crate) hidden: Rows,
+    pub(crate) beside: Vec<Rows>,
 }
 
 /// What leaves a stage, on its way to the host.
-pub(super) struct FetchedRows {
+pub(crate) struct FetchedRows {
     n_rows: usize,
     hidden: Fetched,
     beside: Vec<Fetched>,
@@ -22,7 +21,7 @@ pub(super) struct FetchedRows {
 
 impl FetchedRows {
     /// One tensor after the other.
-    pub(super) fn into_boundary(self) -> Boundary {
+    pub(crate) fn into_boundary(self) -> Boundary {
         let Self { n_rows, hidden, beside } = self;
         let mut data = hidden.into_vec();
         data.reserve_exact(beside.iter().map(|tensor| tensor.len()).sum());
@@ -33,12 +32,12 @@ impl FetchedRows {
 
 impl BoundaryRows {
     /// The stream with nothing beside it.
-    pub(super) fn stream(hidden: Rows) -> Self {
+    pub(crate) fn stream(hidden: Rows) -> Self {
         Self { hidden, beside: Vec::new() }
     }
 
     /// Takes a boundary apart that is as large as `spec` says.
-    pub(super) fn from_boundary(boundary: Boundary, spec: &BoundarySpec) -> Self {
+    pub(crate) fn from_boundary(boundary: Boundary, spec: &BoundarySpec) -> Self {
         let Boundary { n_rows, data: mut hidden } = boundary;
         let mut beside = Vec::with_capacity(spec.widths.len() - 1);
         for width in spec.widths[1..].iter().rev() {
@@ -50,7 +49,7 @@ impl BoundaryRows {
 
     /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
     /// not count, and of the others all columns but the last.
-    pub(super) fn leave_behind(&mut self, device: &Device, scratch: &Scratch, spec: &BoundarySpec) {
+    pub(crate) fn leave_behind(&mut self, device: &Device, scratch: &Scratch, spec: &BoundarySpec) {
         let kept = &spec.widths[1..];
         self.beside.truncate(kept.len());
         for (tensor, width) in self.beside.iter_mut().zip(kept) {
@@ -60,49 +59,36 @@ impl BoundaryRows {
     }
 
     /// The first `n` streams of a model that has several, each `[n_rows, n_embd]`.
-    pub(super) fn streams(&self, n: usize) -> impl Iterator<Item = &Rows> {
+    pub(crate) fn streams(&self, n: usize) -> impl Iterator<Item = &Rows> {
         std::iter::once(&self.hidden).chain(&self.beside[..n - 1])
     }
 
     /// As [`Self::streams`], to be written.
-    pub(super) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Rows> {
+    pub(crate) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Rows> {
         std::iter::once(&mut self.hidden).chain(&mut self.beside[..n - 1])
     }
 
     /// Keeps the stream as it is beside it, and goes on with `stream`.
-    pub(super) fn restart(&mut self, stream: Rows) {
+    pub(crate) fn restart(&mut self, stream: Rows) {
         self.beside.push(std::mem::replace(&mut self.hidden, stream));
     }
 
-    /// Does with the stream what becomes of it behind a pass; the row beside it is the first one.
-    pub(super) fn end_pass(&mut self, device: &Device, norm: &Norm, end: PassEnd) {
-        norm.apply_inplace(device, &mut self.hidden);
-        match end {
-            PassEnd::Normed => {}
-            PassEnd::AddsBeside => device.add(&mut self.hidden, &self.beside[0]),
-            PassEnd::TakesTurns => {
-                device.add(&mut self.beside[0], &self.hidden);
-                std::mem::swap(&mut self.hidden, &mut self.beside[0]);
-            }
-        }
-    }
-
     /// The tensors of so many rows, for the host.
-    pub(super) fn fetched(self, n_rows: usize) -> FetchedRows {
+    pub(crate) fn fetched(self, n_rows: usize) -> FetchedRows {
         let beside = self.beside.into_iter().map(Rows::fetched).collect();
         FetchedRows { n_rows, hidden: self.hidden.fetched(), beside }
     }
 
     /// Moves all of them to the scratch's memory, where they are not in the host's anyway; but for the tensor beside the stream
     /// that the host reads, if there is one.
-    pub(super) fn adopted(self, scratch: &Scratch, of_host: Option<usize>) -> Self {
+    pub(crate) fn adopted(self, scratch: &Scratch, of_host: Option<usize>) -> Self {
         let adopt = |(i, rows)| if Some(i) == of_host { rows } else { scratch.adopt(rows) };
         let beside = self.beside.into_iter().enumerate().map(adopt).collect();
         Self { hidden: scratch.adopt(self.hidden), beside }
     }
 
     /// Rows `picked`, in this order.
-    pub(super) fn picked(
+    pub(crate) fn picked(
         &self,
         (device, scratch): (&Device, &Scratch),
         picked: impl Iterator<Item = usize>,
@@ -140,23 +126,6 @@ mod tests {
         let empty = BoundaryRows::from_boundary(Boundary::default(), &spec);
         assert_eq!(empty.beside.len(), 2);
         assert_eq!(empty.fetched(0).into_boundary(), Boundary::default());
-    }
-
-    #[test]
-    fn a_pass_ends_with_a_norm_and_a_sum() {
-        let device = Device::cpu(crate::kernels::select(None).unwrap(), 1, None).unwrap();
-        let norm = Norm::plain(2, 0.0);
-        let ended = |end| {
-            let mut rows = BoundaryRows::stream(Rows::new(vec![3.0, 3.0, -2.0, 2.0], 2));
-            rows.beside = vec![Rows::new(vec![10.0, 20.0, 30.0, 40.0], 2)];
-            rows.end_pass(&device, &norm, end);
-            (rows.hidden.into_vec(), rows.beside.remove(0).into_vec())
-        };
-        let (normed, came) = (vec![1.0, 1.0, -1.0, 1.0], vec![10.0, 20.0, 30.0, 40.0]);
-        let sum = vec![11.0, 21.0, 29.0, 41.0];
-        assert_eq!(ended(PassEnd::Normed), (normed.clone(), came.clone()));
-        assert_eq!(ended(PassEnd::AddsBeside), (sum.clone(), came));
-        assert_eq!(ended(PassEnd::TakesTurns), (sum, normed));
     }
 
     #[test]
