@@ -365,7 +365,7 @@ mod tests {
     }
 
     fn attention() -> BlockSpec {
-        BlockSpec::bare(BlockKind::Attention(AttentionSpec::plain([2, 1], [4, 4])))
+        BlockSpec::bare(BlockKind::Attention(AttentionSpec::plain(2, 1, [4, 4])))
     }
 
     #[test]

@@ -221,8 +221,8 @@ impl Stage {
     /// The embedded rows of a ubatch, none on a stage that is not the first.
     fn embed(&self, ub: &UBatch, adapters: &RowAdapters) -> BoundaryRows {
         let Some(input) = &self.embedding else { return BoundaryRows::default() };
-        let tools = (&self.device, &self.scratch);
-        let hidden = input.rows(tools, ub, adapters, self.spec.embedding_scale);
+        let scale = self.spec.embedding_scale;
+        let hidden = input.rows(&self.device, &self.scratch, ub, adapters, scale);
         let mut rows = BoundaryRows::stream(hidden);
         input.beside.iter().for_each(|beside| beside.begin(self.on(), ub, &mut rows));
         rows
