@@ -49,10 +49,10 @@ impl Accelerator for Gpu {
 
     fn keep(
         &self,
-        sizes: (usize, usize),
+        len: usize,
+        piece: usize,
         fill: &mut Fill<'_>,
     ) -> Result<Arc<dyn Buffer>, DeviceError> {
-        let (len, piece) = sizes;
         Ok(Arc::new(self.keep_with(len, piece, fill)?))
     }
 

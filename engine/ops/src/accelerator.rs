@@ -27,14 +27,14 @@ pub trait Accelerator: Any + Send + Sync {
     /// There is no room.
     fn alloc(&self, len: usize, purpose: Purpose) -> Result<Box<dyn Buffer>, DeviceError>;
 
-    /// Memory for as long as a model lives, of `sizes`: all bytes, and those of a piece. `fill` writes it, some whole pieces after
-    /// the other.
+    /// Memory of `len` bytes for as long as a model lives. `fill` writes it, some whole pieces of `piece` bytes after the other.
     ///
     /// # Errors
     /// There is no room.
     fn keep(
         &self,
-        sizes: (usize, usize),
+        len: usize,
+        piece: usize,
         fill: &mut Fill<'_>,
     ) -> Result<Arc<dyn Buffer>, DeviceError>;
 

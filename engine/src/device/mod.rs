@@ -98,7 +98,7 @@ impl Device {
         match &self.there {
             None => PackedMatrix::pack(&self.compute, ty, rows, cols, bytes),
             Some(there) => {
-                let keep = |sizes, fill: &mut Fill<'_>| there.keep(sizes, fill);
+                let keep = |len, piece, fill: &mut Fill<'_>| there.keep(len, piece, fill);
                 PackedMatrix::pack_with(&self.compute, ty, rows, cols, bytes, keep)
             }
         }

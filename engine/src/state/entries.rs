@@ -76,13 +76,19 @@ impl EntryPages {
     }
 
     /// Writes entries that became complete: their keys and those of an index, of all sequences one after the other.
-    pub fn write(&mut self, device: &Device, new: &[NewEntries<'_>], keys: (&Rows, Option<&Rows>)) {
+    pub fn write(
+        &mut self,
+        device: &Device,
+        new: &[NewEntries<'_>],
+        keys: &Rows,
+        index: Option<&Rows>,
+    ) {
         device.run(WriteEntries {
             layout: &self.layout,
             pool: self.pool.view_mut(),
             new,
-            keys: keys.0.view(),
-            index: keys.1.map(Rows::view),
+            keys: keys.view(),
+            index: index.map(Rows::view),
         });
     }
 }
@@ -119,7 +125,7 @@ mod tests {
                     let index: Vec<f32> = (0..n_entries * 12).map(|i| -(i as f32)).collect();
                     let new = NewEntries { pages: &of.blocks, first: 0, n: n_entries };
                     let [keys, index] = [Rows::new(keys, 20), Rows::new(index, 12)];
-                    pages.write(&device, &[new], (&keys, Some(&index)));
+                    pages.write(&device, &[new], &keys, Some(&index));
                     let mut bytes = Vec::new();
                     pages.read_into(&of, 0, pages.n_kept(len), len, &mut bytes);
                     bytes

@@ -75,8 +75,8 @@ impl Accelerator for Null {
     fn alloc(&self, len: usize, _: Purpose) -> Result<Box<dyn Buffer>, DeviceError> {
         Ok(Box::new(zeros(len)))
     }
-    fn keep(&self, of: (usize, usize), _: &mut Fill<'_>) -> Result<Arc<dyn Buffer>, DeviceError> {
-        Ok(Arc::new(zeros(of.0)))
+    fn keep(&self, len: usize, _: usize, _: &mut Fill<'_>) -> Result<Arc<dyn Buffer>, DeviceError> {
+        Ok(Arc::new(zeros(len)))
     }
     fn supports(&self, _: &Op<'_, Anywhere>) -> bool {
         true

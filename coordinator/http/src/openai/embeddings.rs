@@ -3,6 +3,8 @@
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use brigade_dialect::pooling::Pooling;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::adapters::AdapterWish;
@@ -252,18 +254,8 @@ fn inputs(
 
 /// Little-endian f32 values in base64 (RFC 4648), as OpenAI's clients ask for by default.
 fn base64(vector: &[f32]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let word =
-            three.iter().fold(0u32, |word, b| word << 8 | u32::from(*b)) << (8 * (3 - three.len()));
-        for i in 0..4 {
-            let letter = LETTERS[(word >> (18 - 6 * i) & 63) as usize];
-            text.push(if i <= three.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
+    STANDARD.encode(bytes)
 }
 
 #[cfg(test)]

@@ -335,7 +335,8 @@ fn weights_are_packed_to_used_memory_as_to_new() {
                 .collect();
             let here = PackedMatrix::pack(&compute, ty, rows, cols, &bytes).expect("packs");
             for gpu in [&seen, &apart] {
-                let keep = |sizes, fill: &mut Fill<'_>| Accelerator::keep(gpu, sizes, fill);
+                let keep =
+                    |len, piece, fill: &mut Fill<'_>| Accelerator::keep(gpu, len, piece, fill);
                 let there = PackedMatrix::pack_with(&compute, ty, rows, cols, &bytes, keep);
                 let there = there.expect("room");
                 let mut read = Vec::new();

@@ -148,7 +148,7 @@ impl EntryMaker {
             NewEntries { pages: blocks, first: entries.start, n: entries.len() }
         };
         let new: Vec<NewEntries<'_>> = cx.parts.iter().map(new).collect();
-        pages.write(cx.device, &new, (&keys, of_index.as_ref()));
+        pages.write(cx.device, &new, &keys, of_index.as_ref());
     }
 
     /// Remembers what entries of later rows are made of.

@@ -93,7 +93,8 @@ impl Accelerator for Far {
 
     fn keep(
         &self,
-        (len, piece): (usize, usize),
+        len: usize,
+        piece: usize,
         fill: &mut Fill<'_>,
     ) -> Result<Arc<dyn Buffer>, DeviceError> {
         let mut buffer = FarBuffer::zeros(len, &self.reads);

@@ -84,7 +84,8 @@ impl PackedMatrix {
     }
 
     /// [`PackedMatrix::pack`] to a device's memory, or to what it copies from: the packed weights are nowhere else. `keep`
-    /// gets their bytes, those of a panel, and what writes a range of them; it returns the memory in which they lie.
+    /// is told how many bytes they are, how many a panel is, and what writes a range of them. It returns the memory in which they
+    /// lie.
     ///
     /// # Errors
     /// As [`PackedMatrix::pack`], and those of `keep`.
@@ -95,13 +96,14 @@ impl PackedMatrix {
         cols: usize,
         bytes: &[u8],
         keep: impl FnOnce(
-            (usize, usize),
+            usize,
+            usize,
             &mut dyn FnMut(Range<usize>, &mut [u8]),
         ) -> Result<Arc<dyn Buffer>, DeviceError>,
     ) -> Result<Self, KernelError> {
         let source = Source::new(ty, rows, cols, bytes)?;
         let (all, panel) = (source.packed_bytes(), source.panel_bytes);
-        let memory = keep((all, panel), &mut |range, out| {
+        let memory = keep(all, panel, &mut |range, out| {
             source.pack(compute, range.start.checked_div(panel).unwrap_or(0), out);
         })?;
         Ok(source.packed(AlignedBytes::with_device(all, memory)))
