@@ -85,6 +85,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "state",
             "weights",
             "block",
+            "residual",
             "stage",
         ],
     ),

@@ -127,7 +127,10 @@ mod tests {
     fn start(folder: &Path, inherited: Inherited, for_ever: bool) -> Child {
         let [next, turn] = inherited;
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "turns::tests::one_computes_at_a_time", "--nocapture"]);
+        // The name of a test has no crate.
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let test = format!("{module}::one_computes_at_a_time");
+        command.args(["--exact", &test, "--nocapture"]);
         command.env(FOLDER, folder);
         command.env(INHERITED, format!("{next},{turn},{}", i32::from(for_ever)));
         command.stdout(Stdio::piped()).spawn().unwrap()

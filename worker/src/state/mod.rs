@@ -1,10 +1,9 @@
 //! The state of a worker: the session, the order that is being prepared, and the loaded stage. It has one owner,
 //! which the services call. No lock is held while anything blocks.
 //!
-//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`] reads
-//! and writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps
-//! states of a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the
-//! worker.
+//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`] reads and
+//! writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps states of
+//! a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the worker.
 
 mod ahead;
 mod copies;
