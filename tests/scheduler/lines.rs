@@ -37,6 +37,14 @@ fn lines_of_4_to_16_stages_are_busy() {
     assert!(svg.starts_with("<svg") && svg.contains("tokens per second"));
 }
 
+/// What a stage of the measured line takes to send a ubatch, in microseconds; the rest of its time is computing.
+const SEND_US: f64 = 20.0;
+
+/// The stages of the measured line, which are alike.
+const STAGES: usize = 2;
+
+/// What `bench` measured of a line is enough to simulate it. The measured line is itself simulated, so that its costs are
+/// known.
 fn a_line_is_predicted_from_what_it_measured() {
     let stage = |test: &str| match test {
         "prefill" => StageModel { fixed_us: 3_000.0, per_row_us: 250.0, jitter: 0.0 },
@@ -46,7 +54,7 @@ fn a_line_is_predicted_from_what_it_measured() {
     let row = |test: &str, parallel: u32, tokens: u64, sizes: &[u32]| {
         let link = LinkModel { latency_us: 80.0, per_row_us: 0.0 };
         let model = stage(test);
-        let mut sim = line(vec![model; 2], link);
+        let mut sim = line(vec![model; STAGES], link);
         let each = (tokens / u64::from(parallel)) as u32;
         let (prompt, generated) = if test == "prefill" { (each, 1) } else { (1, each) };
         sim.sched.prefill_rows = Some(64);
@@ -54,12 +62,12 @@ fn a_line_is_predicted_from_what_it_measured() {
         let ubatches: Vec<_> = sizes
             .iter()
             .map(|&rows| {
-                let us = model.fixed_us + model.per_row_us * f64::from(rows) - 20.0;
-                json!({"rows": rows, "count": 10, "compute_us": [us, us], "send_us": [20.0, 20.0],
+                let us = model.fixed_us + model.per_row_us * f64::from(rows) - SEND_US;
+                json!({"rows": rows, "count": 10, "compute_us": [us, us], "send_us": [SEND_US, SEND_US],
                        "deviation": 0.0})
             })
             .collect();
-        json!({"model": "m", "workers": 2, "parallel": parallel, "test": test, "tokens": tokens,
+        json!({"model": "m", "workers": STAGES, "parallel": parallel, "test": test, "tokens": tokens,
                "tokens_per_second": tokens as f64 * 1e6 / out.end as f64, "stage_busy": [0.9, 0.9],
                "wire_bytes_per_token": 4096.0, "ubatch": 64, "ubatches": ubatches, "hop_us": 80.0})
     };
@@ -80,8 +88,11 @@ fn a_line_is_predicted_from_what_it_measured() {
         assert!((c.ratio() - 1.0).abs() < 0.05, "{c:?}");
     }
     let found = model_costs(&rows).unwrap();
-    assert!((found.decode.fixed_us / 12_000.0 - 1.0).abs() < 0.01, "{found:?}");
-    assert!((found.prefill.row_us / 500.0 - 1.0).abs() < 0.01, "{found:?}");
+    // Of all stages together.
+    let fixed_us = STAGES as f64 * stage("decode").fixed_us;
+    let row_us = STAGES as f64 * stage("prefill").per_row_us;
+    assert!((found.decode.fixed_us / fixed_us - 1.0).abs() < 0.01, "{found:?}");
+    assert!((found.prefill.row_us / row_us - 1.0).abs() < 0.01, "{found:?}");
     assert_eq!(found.prefill.row_bytes, 4096.0);
     assert!(read("[]").is_err() && read("{\"rows\": 1}").is_err());
 }

@@ -41,7 +41,7 @@ pub struct StageOptions {
     pub wire_type: WireType,
     /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
     pub ctx: Option<u32>,
-    /// Positions without which there is no line, where `ctx` names none; `None`: as few as are of use.
+    /// The shortest context that a line may have where `ctx` is `None`; `None`: the planner's smallest useful one.
     pub least_ctx: Option<u32>,
     /// Limit of sequences that run at once.
     pub max_seqs: u32,
@@ -88,9 +88,9 @@ impl JoinHint {
 pub struct ClusterConfig {
     /// Where workers come from.
     pub source: Source,
-    /// Where more of them may join.
+    /// The address at which more workers may join.
     pub control: Option<Address>,
-    /// Workers that must be there before the first line is placed, joined ones included.
+    /// The number of workers that must be connected before the first line is placed, joined ones included.
     pub expect: usize,
     /// How this process speaks with workers.
     pub network: Network,
@@ -98,7 +98,7 @@ pub struct ClusterConfig {
     pub pki: Option<Arc<Pki>>,
     /// The command shown while machines are missing; `None`: machines cannot join.
     pub how_to_join: Option<JoinHint>,
-    /// About workers that cannot be reached.
+    /// What happens when workers cannot be reached.
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,

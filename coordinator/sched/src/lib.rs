@@ -192,7 +192,7 @@ impl Scheduler {
                 && !live.has_suspect()
                 && !ahead.is_some_and(is_ahead)
                 && line.has_room(&request)
-                && live.owners.leaves_room(request.share, needs, line.places(), &waiting)
+                && live.owners.may_admit(request.share, needs, line.places(), &waiting)
         };
         if self.line.as_ref().is_some_and(may_start)
             && let Some(line) = &mut self.line

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, Server, brigade, get, run, synth};
+use brigade_tests::process::{Running, Server, get, run, synth};
 use brigade_tests::up_share::free_address;
 use serde_json::{Value, json};
 
@@ -192,17 +192,19 @@ fn workers_that_join_are_waited_for_until_the_cut_has_all_of_its_own() {
     let is_up = || get(&format!("{}/health", server.ready)).unwrap().status == 200;
     let _first = Running::start(&join, WORKER_READY);
     std::thread::sleep(Duration::from_secs(3));
-    assert!(!is_up(), "one worker is not the line that was asked for");
+    assert!(!is_up(), "a cut of two stages needs two workers, and one has joined");
     let _second = Running::start(&join, WORKER_READY);
     let deadline = Instant::now() + PATIENCE;
     while !is_up() {
-        assert!(Instant::now() < deadline, "two workers are");
+        assert!(
+            Instant::now() < deadline,
+            "two workers have joined, and the line does not come up"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 fn a_servers_line_waits_for_all_workers_that_the_cut_names() {
-    assert!(brigade().is_file());
     let at = |address: &str| Running::start(&["worker", "--listen", address], WORKER_READY);
     let (a, b) = (at("127.0.0.1:0"), at("127.0.0.1:0"));
     let log = scratch("serve.log");

@@ -198,7 +198,7 @@ pub fn stream(pieces: Pieces) -> mpsc::Receiver<Result<CopyPart, Status>> {
                     let _ = messages.send(Err(Failure::refusal(FailureKind::Io, why).into())).await;
                     return;
                 };
-                if !send(parts::data(bytes)).await {
+                if !send(parts::chunk(bytes)).await {
                     return;
                 }
             }

@@ -1,4 +1,8 @@
-//! Copies as messages, and messages as copies: the one place that knows how the two correspond.
+//! Copies of sequences' states as messages, and messages as copies: the one place that knows how the two correspond.
+//!
+//! A copy has a head (the sequence, the layers and their fingerprints), items, and an end. An item is the state of one
+//! block: some of its pages, or the rest, which is its recurrent state. The end names the position that all items belong
+//! to, with the mark (a hash) of the tokens before it.
 
 use std::sync::Arc;
 
@@ -16,7 +20,7 @@ use super::buffers::Buffers;
 use super::store::{Head, Item, What};
 use crate::machine::memory::make_room;
 
-/// Bytes of a block's state in one item at most: all of it waited to be sent at once.
+/// Bytes of the largest item. It is queued as a whole, so it never exceeds the sender's queue.
 const MAX_ITEM_BYTES: u64 = QUEUE_BYTES as u64;
 
 /// The message that says whose copies follow.
@@ -36,7 +40,7 @@ pub fn item(item: Item, data: Bytes) -> impl Iterator<Item = CopyPart> {
     let announced = announce(item, data.len() as u64);
     let chunks = (0..data.len())
         .step_by(COPY_CHUNK_BYTES)
-        .map(move |begin| self::data(data.slice(begin..data.len().min(begin + COPY_CHUNK_BYTES))));
+        .map(move |begin| chunk(data.slice(begin..data.len().min(begin + COPY_CHUNK_BYTES))));
     std::iter::once(announced).chain(chunks)
 }
 
@@ -51,7 +55,7 @@ pub fn announce(item: Item, nbytes: u64) -> CopyPart {
 }
 
 /// A message with some of an item's bytes: [`COPY_CHUNK_BYTES`] at most.
-pub fn data(bytes: Bytes) -> CopyPart {
+pub fn chunk(bytes: Bytes) -> CopyPart {
     part(Part::Data(bytes))
 }
 
@@ -117,7 +121,7 @@ impl Assembler {
                 Ok(None)
             }
             Part::Item(announced) => self.begin(&announced),
-            Part::Data(data) => self.data(&data),
+            Part::Data(data) => self.accept(&data),
             Part::End(end) => {
                 let at = (end.len > 0).then(|| Ok((end.len, mark_of(&end.mark)?))).transpose()?;
                 self.head.as_ref().ok_or_else(|| bad("copy.end without a head"))?;
@@ -132,7 +136,7 @@ impl Assembler {
         self.data.len() as u64
     }
 
-    /// The item announced, whose data is elsewhere.
+    /// Ends the announced item without its bytes, which stay where they are: in a file of records.
     pub fn skip(&mut self) -> Option<Item> {
         self.item.take().map(|(item, _)| item)
     }
@@ -159,7 +163,7 @@ impl Assembler {
         Ok(None)
     }
 
-    fn data(&mut self, data: &[u8]) -> Result<Option<Event>, Failure> {
+    fn accept(&mut self, data: &[u8]) -> Result<Option<Event>, Failure> {
         let Some((item, nbytes)) = self.item else {
             return Err(bad("copy.data without an item"));
         };

@@ -1,5 +1,5 @@
-//! Answers whether the model fits on some members. The planner is asked, and its answer is remembered for as
-//! long as the members stay the same.
+//! Answers whether the model fits on some members. The planner is asked once for each set of members, and its answers
+//! are remembered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,8 +15,13 @@ use brigade_line::model::Model;
 /// Answers remembered; more are forgotten all at once.
 const MAX_ANSWERS: usize = 64;
 
-/// Members by their connections: a worker that came back may have other memory.
-type Question = (Option<u32>, Vec<(MemberId, u64)>);
+/// What is asked: whether a line over these members fits.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Question {
+    least_ctx: Option<u32>,
+    /// Each member with the serial number of its connection: a worker that came back may have other memory.
+    members: Vec<(MemberId, u64)>,
+}
 
 /// A cache of the planner's answers.
 #[derive(Debug)]
@@ -43,7 +48,8 @@ impl Enough {
 
     /// Checks that a line over these members, all connected, could be built.
     ///
-    /// # Errors Names the missing memory or workers, and a remedy.
+    /// # Errors
+    /// Names the missing memory or workers, and a remedy.
     pub fn ask(
         &mut self,
         members: &BTreeMap<MemberId, Member>,
@@ -62,13 +68,13 @@ impl Enough {
         ids: &[MemberId],
         least_ctx: Option<u32>,
     ) -> Result<(), String> {
-        let connected = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
-        let of = connected().map(|(id, member)| (id, member.serial())).collect();
-        let question: Question = (least_ctx, of);
+        let asked = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
+        let serials = asked().map(|(id, member)| (id, member.serial())).collect();
+        let question = Question { least_ctx, members: serials };
         if let Some(answer) = self.answers.get(&question) {
             return answer.clone();
         }
-        let conns = connected().filter_map(|(_, member)| member.conn());
+        let conns = asked().filter_map(|(_, member)| member.conn());
         let options = StageOptions { least_ctx, ..self.options.clone() };
         let planned = place::plan_over(&self.model, conns, &options);
         let answer = planned.map(|_| ()).map_err(|error| error.to_string());

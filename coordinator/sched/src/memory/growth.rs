@@ -59,7 +59,7 @@ impl Scheduler {
         let awaited = pages_of_next(&self.waiting, &self.live, line);
         let (share, waiting) = (sequence.share, self.waiting.owners());
         let needs = Needs { slots: 0, pages };
-        let leaves = |owners: &Owners| owners.leaves_room(share, needs, line.places(), &waiting);
+        let leaves = |owners: &Owners| owners.may_admit(share, needs, line.places(), &waiting);
         let is_free = line.n_unused_pages() >= pages.saturating_add(awaited);
         if !line.spec.grows || !is_free || !leaves(&self.live.owners) {
             return false;

@@ -168,7 +168,7 @@ impl Waiting {
         let heads = free.filter(|(_, p)| seen.insert(p.request.share.owner));
         let may = |(_, pending): &(usize, &Pending)| {
             let needs = line.needs(&pending.request);
-            owners.leaves_room(pending.request.share, needs, places, &waiting)
+            owners.may_admit(pending.request.share, needs, places, &waiting)
         };
         let rank =
             |(at, pending): &(usize, &Pending)| (owners.rank_for_place(pending.request.share), *at);

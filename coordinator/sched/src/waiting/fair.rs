@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::events::{Micros, Share};
 
-/// Of the places, one in so many is left to owners that hold less than their part.
+/// One of this many places is kept for owners that hold less than their part.
 const RESERVED_ONE_IN: u32 = 4;
 
 /// Rows by which an owner is ahead of all others when it comes after a pause: a prompt of usual length.
@@ -58,11 +58,18 @@ pub(crate) struct Needs {
     pub pages: u32,
 }
 
-/// Places of a line: those taken and all.
+/// How much of something a line has, and how much of that is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub taken: u32,
+    pub total: u32,
+}
+
+/// The places of a line: a sequence takes a slot and pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
-    pub slots: (u32, u32),
-    pub pages: (u32, u32),
+    pub slots: Usage,
+    pub pages: Usage,
 }
 
 fn weight(share: Share) -> u64 {
@@ -108,7 +115,7 @@ impl Owners {
         }
         let least = self.0.iter().filter(|(id, o)| active(id, o)).map(|(_, o)| o.served).min();
         match least {
-            // No other owner is active.
+            // All owners are idle: their history is forgotten, so that all start equal.
             None => self.0.clear(),
             Some(least) => {
                 let credit = CREDIT_ROWS * ROW / weight(share);
@@ -172,8 +179,9 @@ impl Owners {
         (owner.served, u64::from(owner.running) * ROW / weight(share))
     }
 
-    /// Whether a request may take the places that it needs, while these owners have some that wait.
-    pub fn leaves_room(
+    /// Whether the owner may take `needs` without using the places kept for others. `waiting` are the owners with
+    /// queued requests.
+    pub fn may_admit(
         &self,
         share: Share,
         needs: Needs,
@@ -188,10 +196,10 @@ impl Owners {
         let active = |(id, other): &(&u64, &Owner)| other.running > 0 || waiting.contains(id);
         let all: u64 = self.0.iter().filter(active).map(|(_, other)| other.weight).sum();
         let own = weight(share);
-        let may = |more: u32, held: u32, (taken, places): (u32, u32)| {
-            // A part for each that is active, and one for who comes next.
-            let part = (u64::from(places) * own / (all + own)) as u32;
-            taken + more <= places - places / RESERVED_ONE_IN || held + more <= part
+        let may = |more: u32, held: u32, Usage { taken, total }: Usage| {
+            // A part for each active owner, and one for the owner that comes next.
+            let part = (u64::from(total) * own / (all + own)) as u32;
+            taken + more <= total - total / RESERVED_ONE_IN || held + more <= part
         };
         let has_slot = needs.slots == 0 || may(needs.slots, owner.running, places.slots);
         has_slot && may(needs.pages, owner.pages, places.pages)
@@ -269,28 +277,26 @@ mod tests {
     fn the_last_quarter_is_for_those_who_hold_little() {
         let (mut owners, nobody) = (Owners::default(), BTreeSet::new());
         let (a, b) = (share(1, 4), share(2, 4));
-        let places = |taken| Places { slots: (taken, 8), pages: (taken, 80) };
+        let places =
+            |taken| Places { slots: Usage { taken, total: 8 }, pages: Usage { taken, total: 80 } };
         for taken in 0..6 {
-            assert!(owners.leaves_room(a, needs(1), places(taken), &nobody), "{taken}");
+            assert!(owners.may_admit(a, needs(1), places(taken), &nobody), "{taken}");
             owners.admitted(a, 1, needs(1));
         }
-        assert!(!owners.leaves_room(a, needs(1), places(6), &nobody));
+        assert!(!owners.may_admit(a, needs(1), places(6), &nobody));
         let alone = Share { leaves_room: false, ..a };
-        assert!(
-            owners.leaves_room(alone, needs(1), places(6), &nobody),
-            "the only one may have all"
-        );
+        assert!(owners.may_admit(alone, needs(1), places(6), &nobody), "the only one may have all");
         for taken in 6..8 {
-            assert!(owners.leaves_room(b, needs(1), places(taken), &nobody));
+            assert!(owners.may_admit(b, needs(1), places(taken), &nobody));
             owners.admitted(b, 1, needs(1));
         }
         owners.left(a, 0, needs(1));
         assert!(
-            !owners.leaves_room(a, needs(1), places(7), &nobody),
+            !owners.may_admit(a, needs(1), places(7), &nobody),
             "five of eight are more than a third"
         );
-        assert!(!owners.leaves_room(b, needs(1), places(7), &nobody), "a third of eight are two");
-        assert!(owners.leaves_room(share(3, 1), needs(1), places(7), &nobody), "who has nothing");
+        assert!(!owners.may_admit(b, needs(1), places(7), &nobody), "a third of eight are two");
+        assert!(owners.may_admit(share(3, 1), needs(1), places(7), &nobody), "who has nothing");
     }
 
     #[test]

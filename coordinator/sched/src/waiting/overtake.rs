@@ -32,8 +32,7 @@ impl Waiting {
         let may_start = |pending: &Pending| {
             let needs = line.needs(&pending.request);
             let share = pending.request.share;
-            line.has_room(&pending.request)
-                && live.owners.leaves_room(share, needs, places, &waiting)
+            line.has_room(&pending.request) && live.owners.may_admit(share, needs, places, &waiting)
         };
         let own = self.queue_mut().enumerate().skip(first);
         let own = own.filter(|(_, p)| p.request.share.owner == owner && p.hold.is_none());

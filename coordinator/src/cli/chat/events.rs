@@ -6,14 +6,14 @@ use bytes::BytesMut;
 use serde::Deserialize;
 use tokio_stream::StreamExt;
 
-/// Longest line of a stream; a longer one is no chat's.
+/// The longest line of a stream; a server that sends a longer one is not understood.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The events of a server's answer.
 #[derive(Debug)]
 pub struct Events {
     body: BodyDataStream,
-    /// Bytes of which no line is whole yet.
+    /// The bytes after the last complete line.
     rest: BytesMut,
 }
 
@@ -24,7 +24,7 @@ pub struct News {
     pub text: String,
     /// New text of the reasoning.
     pub reasoning: String,
-    /// Counts, with the last one.
+    /// Counts of tokens; only in the last event.
     pub usage: Option<Usage>,
 }
 
@@ -37,12 +37,12 @@ pub struct Usage {
     /// Tokens of the answer.
     #[serde(default)]
     pub completion_tokens: u32,
-    /// More about the prompt's.
+    /// Where the prompt's tokens came from.
     #[serde(default)]
     pub prompt_tokens_details: Option<Details>,
 }
 
-/// More about a prompt's tokens.
+/// Where a prompt's tokens came from.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Details {
     /// Tokens of the prompt that were taken from a kept state.
@@ -50,7 +50,7 @@ pub struct Details {
     pub cached_tokens: Option<u32>,
 }
 
-/// A chunk, of which a chat needs this much.
+/// The fields of a streamed chunk that a chat needs.
 #[derive(Debug, Deserialize)]
 struct Chunk {
     #[serde(default)]

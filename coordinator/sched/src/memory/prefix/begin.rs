@@ -87,6 +87,7 @@ mod tests {
     use crate::memory::prefix::kept::NewKept;
     use crate::memory::prefix::place::Place;
     use crate::sim;
+    use crate::waiting::fair::Usage;
     use crate::{Event, SchedConfig, Scheduler};
 
     /// Tokens of a prompt.
@@ -214,7 +215,7 @@ mod tests {
         line.want(&Live::default(), &mut waiting);
         let large = request(2, vec![9; 192], None);
         assert_eq!(line.needs(&large).pages, 4);
-        assert!(line.has_room(&large) && line.places().pages == (0, 4));
+        assert!(line.has_room(&large) && line.places().pages == Usage { taken: 0, total: 4 });
         let sequence = line.admit(&Live::default(), Pending::new(large));
         assert_eq!((sequence.blocks.len(), line.kept.len()), (4, 0), "both states went");
     }

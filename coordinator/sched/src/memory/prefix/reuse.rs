@@ -21,7 +21,7 @@ use crate::memory::prefix::kept::{KeptInfo, NewKept, Prompt, Source};
 use crate::memory::prefix::place::{Mark, Place};
 use crate::memory::prefix::tree::Space;
 use crate::sequence::{Admitted, Half, Live, SeqNo};
-use crate::waiting::fair::{Needs, Places};
+use crate::waiting::fair::{Needs, Places, Usage};
 use crate::waiting::replay::Pending;
 
 impl Admitted {
@@ -81,8 +81,8 @@ impl Line {
     /// How full it is.
     pub fn places(&self) -> Places {
         Places {
-            slots: (self.n_running(), self.spec.n_slots),
-            pages: (self.blocks.n_running(), self.blocks.total()),
+            slots: Usage { taken: self.n_running(), total: self.spec.n_slots },
+            pages: Usage { taken: self.blocks.n_running(), total: self.blocks.total() },
         }
     }
 
