@@ -8,7 +8,7 @@ use std::time::Duration;
 use ash::vk;
 use brigade_ops::{Handed, KernelTime};
 
-use crate::commands::dispatch::{Joined, Work};
+use crate::commands::dispatch::{Fusion, Work};
 use crate::commands::rehearsal::Rehearsal;
 use crate::commands::timeline::{Timeline, Watch};
 use crate::commands::{Order, Recorder};
@@ -209,7 +209,7 @@ impl Gpu {
     pub(crate) unsafe fn dispatch_joined(
         &self,
         work: &Work,
-        joined: impl FnOnce(&Work) -> Option<Joined>,
+        joined: impl FnOnce(&Work) -> Option<Fusion>,
     ) {
         // SAFETY: promised by the caller.
         unsafe { self.record_work(Order::After, work, joined) };
@@ -221,7 +221,7 @@ impl Gpu {
         &self,
         order: Order,
         work: &Work,
-        joined: impl FnOnce(&Work) -> Option<Joined>,
+        joined: impl FnOnce(&Work) -> Option<Fusion>,
     ) {
         if self.0.rehearsal.is_mine() {
             return self.0.rehearsal.notes(order, work, joined);
@@ -230,11 +230,11 @@ impl Gpu {
             let device = &self.0.device;
             let pipeline = |work: &Work| lock(&self.0.pipelines).get(device, &work.wanted);
             let order = match recorder.last().and_then(joined) {
-                Some(Joined::One(both)) => {
+                Some(Fusion::Fused(both)) => {
                     recorder.replace_last(pipeline(&both)?, &both);
                     return Ok(());
                 }
-                Some(Joined::Beside) => Order::Beside,
+                Some(Fusion::Concurrent) => Order::Beside,
                 None => order,
             };
             recorder.run(device, order, pipeline(work)?, work)

@@ -1,5 +1,5 @@
-//! A low-rank way past attention (LAuReL, arXiv 2411.07501, section 2.2): `norm(laurel_r laurel_l x) + x`, of the rows that
-//! attention reads.
+//! A low-rank branch in parallel to attention (LAuReL, arXiv 2411.07501, section 2.2): `norm(laurel_r laurel_l x) + x` of
+//! the rows that attention reads. Its residual adds the result to the stream.
 
 use super::linear::Linear;
 use super::{Block, BlockCx};

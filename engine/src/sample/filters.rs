@@ -15,7 +15,7 @@ pub(super) enum Row<'a> {
     Few(&'a [(u32, f32)]),
 }
 
-/// Makes the draw that decides on XTC another one than the token's, for the same seed and position.
+/// XORed into the seed, so that XTC's decision and the token's draw use independent random numbers.
 const XTC_STREAM: u64 = 0x5854_4358_5443_5854;
 
 /// Shortens the row's tokens as the settings say, and takes one of those that are left.

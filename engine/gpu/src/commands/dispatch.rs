@@ -5,7 +5,7 @@ use bytemuck::Pod;
 use crate::pipelines::Wanted;
 use crate::pipelines::shader::{MAX_PUSH, Shader};
 
-/// A run of a kernel: which one, what it is told, how many workgroups there are (see [`lines`](crate::device::lines)).
+/// A run of a kernel: the pipeline, its push constants, and the number of workgroups.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) wanted: Wanted,
@@ -14,20 +14,20 @@ pub(crate) struct Work {
     pub(crate) groups: [u32; 3],
 }
 
-/// How a run goes with the one before it.
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made")]
-pub(crate) enum Joined {
-    /// This run does the work of both.
-    One(Work),
-    /// Both may run at the same time: neither writes what the other uses.
-    Beside,
+/// How a run combines with the run before it.
+#[expect(clippy::large_enum_variant, reason = "it is short-lived: matched right after it is built")]
+pub(crate) enum Fusion {
+    /// One run that does the work of both.
+    Fused(Work),
+    /// Both may run at the same time, without a barrier: neither writes memory that the other uses.
+    Concurrent,
 }
 
 impl Work {
     /// `constants` are the kernel's specialization constants from `constant_id` 0 on, `push` is its push constants.
     ///
     /// # Panics
-    /// If `push` has more than 128 bytes.
+    /// If `push` has more than 128 bytes, or no multiple of 4.
     pub(crate) fn new<P: Pod>(
         shader: &'static Shader,
         constants: &[u32],
@@ -46,7 +46,7 @@ impl Work {
         &self.push[..self.len]
     }
 
-    /// What it is told, if it is a run of this kernel, with its specialization constants.
+    /// The push constants and the specialization constants, if this is a run of `shader`.
     pub(crate) fn of<P: Pod>(&self, shader: &Shader) -> Option<(P, &[u32])> {
         let (name, constants) = self.wanted.key();
         (name == shader.name).then(|| (bytemuck::pod_read_unaligned(self.push()), constants))

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 
-use super::dispatch::{Joined, Work};
+use super::dispatch::{Fusion, Work};
 use crate::commands::Order;
 use crate::lock::lock;
 use crate::pipelines::Wanted;
@@ -40,18 +40,18 @@ impl Rehearsal {
         &self,
         order: Order,
         work: &Work,
-        joined: impl FnOnce(&Work) -> Option<Joined>,
+        joined: impl FnOnce(&Work) -> Option<Fusion>,
     ) {
         let mut of = lock(&self.of);
         let Some(noted) = of.as_mut() else { return };
         // Where a batch ends between the two they are not joined: all are needed.
         noted.found.insert(work.wanted);
         noted.last = match noted.last.as_ref().and_then(joined) {
-            Some(Joined::One(both)) => {
+            Some(Fusion::Fused(both)) => {
                 noted.found.insert(both.wanted);
                 Some(both)
             }
-            Some(Joined::Beside) => None,
+            Some(Fusion::Concurrent) => None,
             None => (order == Order::After).then_some(*work),
         };
     }

@@ -12,8 +12,8 @@ use crate::vulkan::facts::Identity;
 /// First bytes of a file.
 const MARK: &[u8; 8] = b"BRIGVKP1";
 
-/// A file that is older and not in its place yet was left by a process that was killed.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(600);
+/// A temporary file older than this was left by a process that was killed, and is deleted.
+const STALE_AFTER: Duration = Duration::from_secs(600);
 
 /// Bytes before the driver's data: mark, length, checksum.
 const HEAD: usize = 24;
@@ -71,7 +71,7 @@ impl CacheFile {
             let is_one = entry.file_name().to_string_lossy().starts_with(&unfinished);
             let age =
                 entry.metadata().and_then(|of| of.modified()).ok().and_then(|at| at.elapsed().ok());
-            if is_one && age.is_some_and(|age| age > WRITTEN_WITHIN) {
+            if is_one && age.is_some_and(|age| age > STALE_AFTER) {
                 // Another process may have removed it.
                 let _ = std::fs::remove_file(entry.path());
             }

@@ -1,9 +1,9 @@
-//! `deepseek4` (DeepSeek-V4): attention to a window and to compressed positions behind it, several streams that mix, experts
-//! that in the first layers a table chooses by the token.
+//! `deepseek4` (DeepSeek-V4): attention to a window and to compressed positions before it, hyper-connections, and experts
+//! that a table chooses by token id in the first layers.
 //!
-//! A layer's entries stand for 4 positions each, and an index chooses among them; or for 128, and rows attend to all; or it
-//! has none. The first kind's and the second's heads are rotated with another base than the third's, and with YaRN. A block
-//! that drafts has none.
+//! There are three kinds of layers. One has a compressed KV entry for every 4 positions, of which an index selects the best.
+//! One has an entry for every 128 positions, and rows attend to all. One has a window alone. Layers with entries rotate with
+//! `compress_rope_freq_base` and YaRN. Blocks that draft tokens have a window alone.
 
 use brigade_spec::{
     Activation, BlockKind, CompressedSpec, DraftInput, EntriesSpec, EntryIndexSpec, HeadReads,
@@ -50,9 +50,9 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
 /// The rotations of layers with entries and of those without. YaRN has no magnitude here.
 fn ropes(hp: &Hparams<'_>, head_dim: usize) -> Result<[RopeSpec; 2], ModelError> {
     let of_file = rope::read(hp, RopeLayout::Norm, head_dim, false)?;
-    // The rotation multiplies by this by itself.
-    let own = 1.0 + 0.1 * (1.0 / of_file.freq_scale).ln();
-    let attn_factor = if of_file.yarn.is_some() { 1.0 / own } else { 1.0 };
+    // YaRN's rotation multiplies sine and cosine by this. The model does not want it, so the factor divides by it.
+    let yarn_mscale = 1.0 + 0.1 * (1.0 / of_file.freq_scale).ln();
+    let attn_factor = if of_file.yarn.is_some() { 1.0 / yarn_mscale } else { 1.0 };
     let freq_base = hp.need_f32("attention.compress_rope_freq_base")?;
     let plain = RopeSpec { freq_scale: 1.0, attn_factor: 1.0, yarn: None, ..of_file.clone() };
     Ok([RopeSpec { freq_base, attn_factor, ..of_file }, plain])

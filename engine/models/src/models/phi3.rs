@@ -1,7 +1,8 @@
-//! `phi3` (Phi-3, Phi-3.5, Phi-4) and `phimoe` (Phi-3.5-MoE). phi3 has one tensor for queries, keys and values, and one for the FFN's gate
-//! and way up. It rotates whole heads or a part of them, some models with longrope. The windows of old files
-//! are ignored, as llama.cpp does. phimoe has experts and biases, also of the norms: these take no mean off, as in
-//! llama.cpp.
+//! `phi3` (Phi-3, Phi-3.5, Phi-4) and `phimoe` (Phi-3.5-MoE).
+//!
+//! phi3 has one tensor for queries, keys and values, which `decoder::attention` finds, and one for the FFN's gate and up
+//! projection. It rotates whole heads or a part of them, some models with longrope. Windows in old files are ignored, as
+//! llama.cpp does. phimoe has experts, and biases, also on its norms: these are RMS norms with a bias, as in llama.cpp.
 
 use brigade_spec::{BlockKind, MlpSpec, ModelError, ModelSpec, MoeSpec, NormKind, Skeleton};
 

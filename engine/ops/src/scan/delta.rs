@@ -5,8 +5,8 @@
 //! One head has the state `S [d_k, d_v]`, decay factors `a [d_k]` and the rate `beta`. Row by row: `S =
 //! diag(a) S; e = beta (v - Sᵀk); S = S + k eᵀ; o = Sᵀq / sqrt(d_k)`.
 //!
-//! States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head. Columns of `S` never meet. So
-//! a strip can stay in the first-level cache over all rows of a part, and no sum runs over lanes.
+//! States lie in strips of sixteen values, `[d_v / 16][d_k][16]` for each head. Each column of `S`
+//! is updated by itself. So a strip can stay in the first-level cache over all rows of a part, and no sum runs over lanes.
 
 use brigade_shapes::DeltaShape;
 

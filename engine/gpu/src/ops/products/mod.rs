@@ -127,7 +127,7 @@ impl Gpu {
         let push = QuantizePush { x, blocks, n_blocks: count(n_blocks), ..QuantizePush::zeroed() };
         let groups = lines(n_blocks.div_ceil(32));
         let work = Work::new(&QUANTIZE, &[AS_THEY_ARE, 0], &push, groups);
-        // SAFETY: the kernel reads the blocks of `x` and writes those of `out`, which has as many (checked). Joined to what
+        // SAFETY: the kernel reads the blocks of `x` and writes those of `out`, which has as many (checked). Fusion to what
         // makes the values it does that one's work too.
         unsafe { self.dispatch_joined(&work, |last| joining::blocks_of_result(last, &work)) };
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::elementwise::{self, Function};
-use crate::commands::dispatch::{Joined, Work};
+use crate::commands::dispatch::{Fusion, Work};
 use crate::pipelines::shader::{Shader, shader};
 
 pub(super) static ROWS: Shader = shader!("rows");
@@ -134,7 +134,7 @@ impl RowsPush {
 }
 
 /// A norm of rows that the last run has added others to.
-pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
+pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Fusion> {
     let (sum, function) = last.of::<elementwise::Push>(&elementwise::SHADER)?;
     let (push, constants) = norm.of::<RowsPush>(&ROWS)?;
     let is_sum = function == [Function::AddScaled as u32, EACH] && sum.x == sum.result;
@@ -148,11 +148,11 @@ pub(super) fn norm_of_sum(last: &Work, norm: &Work) -> Option<Joined> {
     }
     let push = RowsPush { added: sum.y, factor: sum.constants[0], ..push };
     let constants = [constants[0], constants[1], 1, 0, push.held_fours(constants[0])];
-    Some(Joined::One(Work::new(&ROWS, &constants, &push, norm.groups)))
+    Some(Fusion::Fused(Work::new(&ROWS, &constants, &push, norm.groups)))
 }
 
 /// Blocks of values that the last run has made: a norm, or a function of each value.
-pub(crate) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
+pub(crate) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Fusion> {
     let (push, _) = blocks.of::<QuantizePush>(&QUANTIZE)?;
     let n = push.n_blocks * BLOCK;
     let to = push.blocks..push.blocks + u64::from(push.n_blocks) * BLOCK_BYTES;
@@ -165,7 +165,7 @@ pub(crate) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
         }
         let push = RowsPush { blocks: push.blocks, ..norm };
         let constants = [constants[0], constants[1], constants[2], 1, constants[4]];
-        return Some(Joined::One(Work::new(&ROWS, &constants, &push, last.groups)));
+        return Some(Fusion::Fused(Work::new(&ROWS, &constants, &push, last.groups)));
     }
     let (made, constants) = last.of::<elementwise::Push>(&elementwise::SHADER)?;
     let is_whole = made.result == push.x && made.n == n && !OF_THREE.contains(&constants[0]);
@@ -175,18 +175,18 @@ pub(crate) fn blocks_of_result(last: &Work, blocks: &Work) -> Option<Joined> {
     }
     let elementwise::Push { x, y, result, width, constants: numbers, .. } = made;
     let push = QuantizePush { x, y, result, width, constants: numbers, ..push };
-    Some(Joined::One(Work::new(&QUANTIZE, constants, &push, blocks.groups)))
+    Some(Fusion::Fused(Work::new(&QUANTIZE, constants, &push, blocks.groups)))
 }
 
 /// A rotation of other rows than those that the last run has rotated: of keys behind queries.
-pub(crate) fn rope_beside(last: &Work, rope: &Work) -> Option<Joined> {
+pub(crate) fn rope_beside(last: &Work, rope: &Work) -> Option<Fusion> {
     let (last, _) = last.of::<RopePush>(&ROPE)?;
     let (rope, _) = rope.of::<RopePush>(&ROPE)?;
     let rows = |push: &RopePush| values(push.x, push.n / push.pairs * push.head_dim);
     let table = |push: &RopePush| values(push.table, 2 * push.n / push.heads);
     let apart = is_apart(&rows(&rope), [rows(&last), table(&last)])
         && is_apart(&rows(&last), [table(&rope)]);
-    apart.then_some(Joined::Beside)
+    apart.then_some(Fusion::Concurrent)
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn nothing_is_joined_that_would_read_what_it_writes() {
         let (x, y, out) = (0x1000, 0x2000, 0x3000);
-        let is_one = |joined: Option<Joined>| matches!(joined, Some(Joined::One(_)));
+        let is_one = |joined: Option<Fusion>| matches!(joined, Some(Fusion::Fused(_)));
         assert!(is_one(norm_of_sum(&sum(x, y), &norm(x, out))));
         assert!(is_one(norm_of_sum(&sum(x, y), &norm(x, y))), "value by value");
         assert!(!is_one(norm_of_sum(&sum(x, y), &norm(x, y + 64))));
@@ -225,7 +225,7 @@ mod tests {
         assert!(!is_one(blocks_of_result(&norm(x, out), &quantize(out, (1 << 20) + 64))));
         assert!(is_one(blocks_of_result(&sum(x, y), &quantize(x, out))));
         assert!(!is_one(blocks_of_result(&sum(x, y), &quantize(x, y - 64))));
-        let Some(Joined::One(both)) = norm_of_sum(&sum(x, y), &norm(x, out)) else {
+        let Some(Fusion::Fused(both)) = norm_of_sum(&sum(x, y), &norm(x, out)) else {
             unreachable!("seen above")
         };
         assert!(is_one(blocks_of_result(&both, &quantize(out, 0x4000))));
@@ -248,7 +248,7 @@ mod tests {
             };
             let sum =
                 Work::new(&elementwise::SHADER, &[Function::AddScaled as u32, EACH], &sum, [1; 3]);
-            let Some(Joined::One(both)) = norm_of_sum(&sum, &alone) else {
+            let Some(Fusion::Fused(both)) = norm_of_sum(&sum, &alone) else {
                 unreachable!("a sum and its norm")
             };
             [&alone, &both].map(|work| work.of::<RowsPush>(&ROWS).expect("it is one").1[4])

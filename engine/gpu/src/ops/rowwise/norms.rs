@@ -105,7 +105,7 @@ impl Gpu {
         let constants = [kind as u32, threads, 0, 0, push.held_fours(kind as u32)];
         let work = Work::new(&joining::ROWS, &constants, &push, groups);
         // SAFETY: the kernel reads the `n` rows of `x` and the rows of weights and biases, which are whole groups of
-        // `d` (checked); it writes the `n` rows of `out`. Joined to a sum it does that one's work too.
+        // `d` (checked); it writes the `n` rows of `out`. Fusion to a sum it does that one's work too.
         unsafe { self.dispatch_joined(&work, |last| joining::norm_of_sum(last, &work)) };
     }
 }
