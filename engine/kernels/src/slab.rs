@@ -14,10 +14,10 @@ use brigade_quant::KernelError;
 /// Bytes of a slab, or as many as one allocation needs. What is not used yet takes no memory.
 const SLAB: usize = 64 << 20;
 
-/// Where huge pages of the usual processors begin, and how long they are.
+/// Length and alignment of huge pages on the usual processors.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Where pieces begin: a cache line.
+/// Alignment of pieces: a cache line.
 const LINE: usize = 64;
 
 /// No system has larger pages that are not huge.

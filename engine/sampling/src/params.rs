@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Of a window over tokens: it has the whole context.
+/// Length of a window over tokens that spans the whole context.
 pub const WHOLE_CONTEXT: u32 = u32::MAX;
 
 macro_rules! structs {

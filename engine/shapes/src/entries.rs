@@ -22,7 +22,7 @@ pub struct EntryLayout {
     pub width: usize,
     /// Elements of its key of an index; 0: there is none.
     pub index_dim: usize,
-    /// Element type.
+    /// Type of the keys' elements.
     pub ty: KvType,
 }
 

@@ -5,9 +5,9 @@
 pub enum Window {
     /// The last so many, its own included.
     Sliding(u32),
-    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
+    /// The row's own chunk. Chunks of so many positions lie side by side from position 0.
     Chunk(u32),
-    /// Those at most half so many away, before and after it.
+    /// Positions at most half so many away, before and after the row.
     Around(u32),
 }
 

@@ -1,9 +1,9 @@
-//! What some models keep beside a token's row of the residual stream, and what crosses a cut with it.
+//! Values beside a token's row of the residual stream, which some models carry through their layers and across a cut.
 
-/// What a token carries through the layers beside its row of the residual stream.
+/// Values that a token carries through the layers beside its row of the residual stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Beside {
-    /// Nothing.
+    /// No values; most models.
     #[default]
     Nothing,
     /// The first layer's values, as wide as the residual stream.

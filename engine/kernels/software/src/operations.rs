@@ -13,13 +13,13 @@ pub(super) use std::arch::x86_64::{
     _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
 };
 
-/// Sixteen f32.
+/// Sixteen f32 lanes of a 512-bit register.
 #[allow(non_camel_case_types, reason = "named as in the instruction set")]
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct __m512([f32; 16]);
 
-/// Sixteen i32.
+/// Sixteen i32 lanes of a 512-bit register.
 #[allow(non_camel_case_types, reason = "named as in the instruction set")]
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

@@ -25,7 +25,7 @@ const LINE: usize = 64;
 enum Entries<'a> {
     /// The first so many of its sequence.
     First(usize),
-    /// These, ascending.
+    /// These entries, ascending.
     Chosen(&'a [u32]),
 }
 
@@ -45,15 +45,15 @@ impl Entries<'_> {
     }
 }
 
-/// What one row attends to.
+/// Entries and keys that one row attends to.
 struct EntryRow<'a> {
     row: usize,
-    /// Its sequence's pages.
+    /// Pages of the row's sequence.
     pages: &'a [PageId],
     entries: Entries<'a>,
     /// Keys of the last positions that it sees, its own the last of them: `[n, width]`, at least one.
     near: &'a [f32],
-    /// Of both.
+    /// Number of entries and keys together.
     n_keys: usize,
 }
 
@@ -68,7 +68,7 @@ impl EntryRow<'_> {
 type Batch = (Range<usize>, usize);
 
 impl Compute {
-    /// See [`AttendEntries`].
+    /// Runs the op [`AttendEntries`].
     ///
     /// # Panics
     /// If shapes disagree, parts have a row in common or are out of order, or an entry lies outside its sequence's pages or the pool.
@@ -127,7 +127,7 @@ impl Compute {
     }
 }
 
-/// What each row attends to.
+/// For each row, the entries and keys that it attends to.
 fn rows<'a>(op: &AttendEntries<'a, Host>) -> Vec<EntryRow<'a>> {
     let (width, window) = (op.layout.width, op.window);
     let (per_row, lists) = op.chosen.map_or((usize::MAX, &[][..]), |c| (c.per_row, c.lists));

@@ -39,17 +39,17 @@ pub struct ExpertRun<'a> {
     pub down: Weights<&'a [u8]>,
 }
 
-/// What experts do with rows.
+/// The FFN of some experts on their rows.
 pub struct ExpertsJob<'a> {
-    /// What they read.
+    /// Rows that the experts read.
     pub x: ActRows<'a>,
-    /// Those that have rows.
+    /// The experts that have rows.
     pub runs: &'a [ExpertRun<'a>],
-    /// What is between the ways in and the way out. It runs on one thread for each run.
+    /// Activation between the up and down matrices. It runs on one thread for each run.
     pub between: &'a Between<'a>,
-    /// What comes up, `[n_pairs, n_ff]`.
+    /// Outputs of the up matrices, `[n_pairs, n_ff]`.
     pub up: &'a mut [f32],
-    /// What the gate gives, as much; empty where there is none.
+    /// Outputs of the gate matrices, of the same size; empty where there is no gate.
     pub gate: &'a mut [f32],
     /// `[n_pairs, width]`.
     pub out: &'a mut [f32],
@@ -62,7 +62,7 @@ struct Part {
     panels: Range<usize>,
 }
 
-/// Which matrix.
+/// The matrices of an expert.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Up,
@@ -70,28 +70,28 @@ enum Of {
     Down,
 }
 
-/// How far an expert is.
+/// Progress of one expert.
 #[derive(Default)]
 struct Progress {
     /// Parts of its ways in that are not computed yet.
     left: AtomicUsize,
-    /// What goes down is there.
+    /// Whether the input of the down matrix is complete.
     is_ready: AtomicBool,
-    /// What goes down as its product reads it.
+    /// Forms of the down matrix's input that its product reads.
     forms: Derived,
 }
 
-/// What threads share while they work.
+/// Data that threads share while they work.
 struct Work<'a> {
     compute: &'a Compute,
     x: ActRows<'a>,
     runs: &'a [ExpertRun<'a>],
     between: &'a Between<'a>,
-    /// What comes up, and what the gate gives.
+    /// Outputs of the up and of the gate matrices.
     inner: [Rows<'a, f32>; 2],
     out: Rows<'a, f32>,
     progress: Vec<Progress>,
-    /// Somebody panicked: what others wait for does not come.
+    /// Whether a thread panicked. Results that other threads wait for are then never complete.
     is_broken: AtomicBool,
 }
 
@@ -236,7 +236,7 @@ impl Work<'_> {
         self.goes_down(index).prepare(self.compute, Panels::of(run.down));
     }
 
-    /// What goes down. Nobody writes it any more.
+    /// Input of the down matrix. It is complete and does not change any more.
     fn goes_down(&self, index: usize) -> ActRows<'_> {
         let run = &self.runs[index];
         // SAFETY: it is called by the thread that made it, when it was made, and by those that saw that the expert is ready.

@@ -1,4 +1,4 @@
-//! The index of MiniMax Sparse Attention: for each head of keys and values of a row it scores blocks of positions, and the
+//! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row. The
 //! head attends to the best of them and to the newest.
 //!
 //! A product of a query and a key is a sum in the order of their elements. A block's score is the greatest product of its
@@ -24,9 +24,9 @@ pub struct BlockIndex<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: &'a [u8],
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// What is chosen.
+    /// Positions of a block, and blocks chosen for a row.
     pub sizes: BlockSizes,
 }
 
@@ -188,7 +188,7 @@ impl Tile<'_> {
 struct BlockScores {
     /// `[n_tiles, n_spans, TILE_QUERIES, blocks]`.
     of_spans: Vec<u32>,
-    /// Of a span.
+    /// Number of blocks in a span.
     blocks: usize,
     n_spans: usize,
 }

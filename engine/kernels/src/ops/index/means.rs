@@ -19,7 +19,7 @@ use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, KvType, PoolSizes, ValuePlac
 const LINE: usize = 64;
 
 impl Compute {
-    /// See [`ChooseByMeans`].
+    /// Runs the op [`ChooseByMeans`].
     ///
     /// # Panics
     /// If shapes disagree, two parts have a row in common or are out of order, there are angles of too few blocks, or a part's

@@ -15,7 +15,7 @@ use crate::tiles::out_rows::Rows;
 use brigade_ops::{Host, PageId, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
-/// How the keys of a pool's positions become one.
+/// Sizes and biases by which the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]
 pub struct Pooling<'a> {
     /// Positions of a pool, at least 2; pools lie side by side from position 0.
@@ -31,7 +31,7 @@ struct Completed<'a> {
 }
 
 impl Compute {
-    /// See [`PoolGated`].
+    /// Runs the op [`PoolGated`].
     ///
     /// # Panics
     /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.

@@ -7,7 +7,7 @@ use brigade_shapes::KV_PAGE;
 /// Which blocks rows attend to, in the host's memory.
 pub type ChosenBlocks<'a> = brigade_ops::ChosenBlocks<&'a [u32]>;
 
-/// What a query sees of a page.
+/// The positions of a page that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenPage {
     /// Which of the sequence.

@@ -17,7 +17,7 @@ const NUMBER: &str = "numerics ";
 static WRITING: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// How often this test had a result of a name.
+    /// Number of results of each name in this test.
     static SEEN: RefCell<HashMap<String, usize>> = RefCell::default();
 }
 
@@ -49,7 +49,7 @@ fn hash(values: &[f32]) -> String {
     format!("{hash:016x}")
 }
 
-/// What must be so of a result with this hash; `Err`: why it is not.
+/// Checks a result with this hash. The error says what is wrong.
 fn check(
     (number, known): (Option<u32>, &BTreeMap<String, String>),
     name: &str,
