@@ -21,7 +21,7 @@ const MAX_COMPILED_BYTES: usize = 1 << 20;
 type Name = [u8; 32];
 type Slot = Arc<OnceLock<Result<Mutex<Matcher>, ConstraintError>>>;
 
-/// Those that were used last.
+/// The compiled grammars that were used last.
 #[derive(Default)]
 pub(super) struct Compiled {
     all: Mutex<Kept>,
@@ -31,7 +31,7 @@ pub(super) struct Compiled {
 struct Kept {
     by_name: BTreeMap<Name, Entry>,
     uses: u64,
-    /// How often one was compiled.
+    /// Number of compilations so far.
     compiled: u64,
 }
 
@@ -65,7 +65,7 @@ impl Compiled {
         made.as_ref().map(copy).map_err(Clone::clone)
     }
 
-    /// How many were compiled so far.
+    /// Number of compilations so far.
     pub fn n_compiled(&self) -> u64 {
         self.lock().compiled
     }

@@ -26,7 +26,7 @@ pub use running::Running;
 pub use vocabulary::{Mask, Vocabulary, check_grammar, check_grammar_while, regex_for_lark};
 pub use work_time::WorkTime;
 
-/// Why an answer cannot be held to its constraint.
+/// Reasons why an answer cannot be held to its constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
     /// The grammar is wrong, or larger than may be.
@@ -35,10 +35,10 @@ pub enum ConstraintError {
     /// The model's vocabulary is not known here, or has no texts.
     #[error("the answer cannot be held to a grammar: {0}")]
     Vocabulary(String),
-    /// What was drawn does not fit, or what may follow takes more steps than may be.
+    /// The drawn tokens do not match the grammar, or the next mask takes more steps than are allowed.
     #[error("the grammar gives no next token: {0}")]
     Stuck(String),
-    /// Nobody waits for it any more.
+    /// The sender does not wait for the result any more.
     #[error("the grammar was given up: whoever sent it has left")]
     Unwanted,
 }

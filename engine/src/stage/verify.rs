@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::batch::{SeqOp, SlotId};
 
-/// What was drawn last of sequences that run ahead.
+/// Last drawn tokens of sequences that run ahead.
 #[derive(Debug, Default)]
 pub(super) struct Drafts(BTreeMap<SlotId, Last>);
 

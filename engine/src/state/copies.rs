@@ -18,13 +18,13 @@ pub struct CopyRoom<'a> {
 }
 
 impl CopyRoom<'static> {
-    /// So many bytes of fresh memory.
+    /// Room of so many bytes in fresh memory.
     pub fn fresh(max_bytes: usize) -> Self {
         Self { max_bytes, buffer: &Vec::with_capacity }
     }
 }
 
-/// What is new of a sequence on a stage.
+/// The new state of a sequence on a stage, since the last copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageCopy {
     /// Weights of the stage's layers.
@@ -41,13 +41,13 @@ pub struct StageCopy {
 }
 
 impl StageCopy {
-    /// Bytes of state.
+    /// Bytes of state in the copy.
     pub fn nbytes(&self) -> usize {
         self.blocks.iter().map(|b| b.pages.len() + b.rest.len()).sum()
     }
 }
 
-/// What is new of a sequence in one block.
+/// The new state of a sequence in one block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockCopy {
     /// Layer of the model.
@@ -63,7 +63,7 @@ pub struct BlockCopy {
     pub rest: Vec<u8>,
 }
 
-/// Where a block's state is put back from.
+/// Source from which a block's state is put back.
 #[derive(Clone, Debug)]
 pub enum BlockSource<'a> {
     /// The pages are in the stage's memory, under these ids in position order.
@@ -72,7 +72,7 @@ pub enum BlockSource<'a> {
     Bytes {
         /// Runs of full pages, in order.
         pages: Vec<&'a [u8]>,
-        /// As [`BlockCopy::rest`].
+        /// Bytes of the rest, as in [`BlockCopy::rest`].
         rest: &'a [u8],
     },
 }

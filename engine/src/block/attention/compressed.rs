@@ -46,7 +46,7 @@ struct Projected {
     q: Rows,
     /// `[n, head_dim]`.
     key: Rows,
-    /// For entries.
+    /// Inputs of entries, where the block makes some.
     entries: Option<MakerRows>,
 }
 
@@ -146,7 +146,7 @@ impl Compressed {
         Projected { q, key, entries }
     }
 
-    /// Where a sequence's last keys are in what it remembers.
+    /// Place of a sequence's last keys in its slot.
     fn near_ring(&self) -> Ring {
         Ring { start: 0, n: self.spec.n_remembered(), width: self.spec.head_dim }
     }
@@ -234,7 +234,7 @@ impl Compressed {
     }
 }
 
-/// What a block remembers: of last positions in slots, and where it makes entries their pages.
+/// The block's state: last positions in slots, and pages where the block makes entries.
 fn split(state: &mut BlockState) -> (&mut SlotStates, Option<&mut EntryPages>) {
     if let BlockState::Both(both) = state {
         return match &mut **both {

@@ -14,7 +14,7 @@ use crate::kernels::{Compute, DeviceError, KernelError, PackedMatrix};
 use crate::ops::{Copy, Fetch, Inbox, Part, Routing, View};
 use crate::quant::GgmlType;
 
-/// What the host has for its part.
+/// The host's part in computing experts beside a device.
 pub(crate) struct Beside {
     host: Device,
     scratch: Scratch,
@@ -24,7 +24,7 @@ pub(crate) struct Beside {
     pub(super) n_pairs: [AtomicU64; 2],
     /// Bytes of experts that visited here so far.
     pub(super) sent_bytes: AtomicU64,
-    /// When they do, and where.
+    /// Rule by which experts visit the device, and their places there.
     pub(super) visits: Visits,
     pub(super) places: Places,
     /// Copies of some that stay here, and pairs that were computed with these.
@@ -32,12 +32,12 @@ pub(crate) struct Beside {
     pub(super) n_hits: AtomicU64,
 }
 
-/// What experts of a stage on a device did since it was loaded.
+/// Counts of a stage's experts on a device, since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
     /// Rows that they computed with the device, each row for each of its experts.
     pub device_rows: u64,
-    /// Of these, rows of experts of the host's memory that had a copy there.
+    /// Rows among these of experts in the host's memory that had a copy on the device.
     pub copy_rows: u64,
     /// Rows that they computed with the host beside it.
     pub host_rows: u64,
@@ -56,15 +56,15 @@ pub struct Sent {
 
 /// Rows where their experts lie, and what computes there.
 pub struct Away<'a> {
-    /// What computes.
+    /// Device that computes them, the host.
     pub device: &'a Device,
-    /// Where rows come from.
+    /// Memory for new rows.
     pub scratch: &'a Scratch,
-    /// The rows.
+    /// Rows that experts read.
     pub x: Rows,
     /// Which experts work on which of them.
     pub routing: Routing,
-    /// Nothing is to be computed.
+    /// Whether the pass is a rehearsal, in which nothing is computed.
     pub is_rehearsal: bool,
 }
 
@@ -144,7 +144,7 @@ impl Device {
         Some(Sent { values, cols: x.cols(), routing: sent })
     }
 
-    /// What experts did so far. On the CPU nobody counts it.
+    /// Counts of the experts so far; zeros on the CPU. On the CPU nobody counts it.
     pub fn expert_counts(&self) -> ExpertCounts {
         let Some(beside) = &self.beside else { return ExpertCounts::default() };
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl Device {
     }
 }
 
-/// Where rows lie with a device.
+/// Place of rows in a device's memory.
 ///
 /// # Panics
 /// If they lie with the host.

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::ops::Buffer;
 
-/// Those that nobody has, by their bytes.
+/// Free places, by their length in bytes.
 type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
 
-/// Places for matrices.
+/// Places for matrices in a device's memory.
 #[derive(Default)]
 pub(super) struct Places(Mutex<Free>);
 

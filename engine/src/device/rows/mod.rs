@@ -18,7 +18,7 @@ use super::give_up;
 use crate::kernels::ActRows;
 use store::Store;
 
-/// Where rows come from, and go back to.
+/// Memory for rows, which is taken and given back.
 #[derive(Clone, Default)]
 pub struct Scratch {
     there: Option<There>,
@@ -115,7 +115,7 @@ impl Scratch {
         }
     }
 
-    /// How often memory was asked for so far. It stays where it is once the pass is warm.
+    /// Number of times that memory was asked of the system so far. It stays the same once the pass is warm.
     pub fn n_grown(&self) -> usize {
         self.spare().n_grown
     }
@@ -146,7 +146,7 @@ impl Rows {
         self.len.checked_div(self.cols).unwrap_or(0)
     }
 
-    /// How many values there are, wherever they lie.
+    /// Number of values, in whatever memory.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -252,12 +252,12 @@ impl Rows {
         Columns { values: self.view(), stride: self.cols, first_col }
     }
 
-    /// What products made of them for themselves.
+    /// Forms of the rows that products have made.
     pub(super) fn forms(&self) -> &Derived {
         &self.forms
     }
 
-    /// As products on the CPU read them.
+    /// The rows in the form that products on the CPU read.
     pub(super) fn act(&self) -> ActRows<'_> {
         ActRows::new(self.host(), self.cols, &self.forms)
     }

@@ -32,7 +32,7 @@ struct Chain<'a> {
 /// Rows that are read with drafts, and the chains that they are of.
 type Fed = (Rows, Vec<usize>);
 
-/// What a block reads of the chains `alive`.
+/// Input of a block for the chains `alive`.
 struct ChainInput {
     input: Input,
     alive: Vec<usize>,
@@ -99,7 +99,7 @@ impl OwnDrafts {
         }
     }
 
-    /// What can be drafted behind the last draw of a sequence.
+    /// Start of a chain of drafts behind the last draw of a sequence; `None`: nothing can be drafted there.
     fn begin<'a>(
         &self,
         tools: &Tools<'a>,
@@ -185,7 +185,7 @@ fn alive(chains: &[Chain<'_>]) -> Option<Vec<usize>> {
     (!alive.is_empty()).then_some(alive)
 }
 
-/// What is read for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
+/// Input for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
 fn chain_input(
     tools: &Tools<'_>,
     chains: &[Chain<'_>],

@@ -28,7 +28,8 @@ impl Draft<'_> {
         applied.actions.push(StateAction::CopySlot { from, to: slot });
     }
 
-    /// Somebody is about to write to the place `plane`, which is or will be the states' of `of`: who borrows it gets his states.
+    /// Prepares a write to the place `plane`, which holds or will hold the states of `of`. Every other sequence that
+    /// borrows this place gets a copy in its own.
     pub(super) fn before_writing(&mut self, plane: SlotId, of: SlotId, applied: &mut Applied) {
         for slot in (0..self.base.slots.len() as u32).map(SlotId).filter(|slot| *slot != of) {
             let reads = self.now(slot).is_some_and(|sequence| sequence.plane == plane);

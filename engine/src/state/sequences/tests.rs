@@ -1,4 +1,4 @@
-//! What ubatches may say of sequences, and what is refused.
+//! Changes to sequences that ubatches may ask for, and those that are refused.
 
 use super::*;
 use crate::batch::{Companion, SamplerSetup};
