@@ -19,7 +19,7 @@ pub(super) enum Fragment<'a> {
     Token(u32),
 }
 
-/// Finds special tokens.
+/// A finder of special tokens in text.
 pub(super) struct Partition {
     /// Ids of matchable tokens, in the order they are tried.
     order: Vec<u32>,

@@ -4,7 +4,7 @@
 use super::merge::{MergeRule, Merger, NONE, Symbol};
 use super::vocab::Vocab;
 
-/// How a space is written in token texts.
+/// Character for a space in the texts of tokens.
 const ESCAPED_SPACE: char = '\u{2581}';
 
 /// A score turned so that the best one is the smallest key. Scores are never NaN.

@@ -14,7 +14,7 @@ pub(crate) struct Work {
     pub(crate) groups: [u32; 3],
 }
 
-/// How a run goes with the one before it.
+/// Relation of a run to the one before it, where it need not wait for that.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it is made")]
 pub(crate) enum Joined {
     /// This run does the work of both.
@@ -41,12 +41,12 @@ impl Work {
         Self { wanted: Wanted::new(shader, constants), push, len: bytes.len(), groups }
     }
 
-    /// The push constants.
+    /// Bytes of the push constants.
     pub(crate) fn push(&self) -> &[u8] {
         &self.push[..self.len]
     }
 
-    /// What it is told, if it is a run of this kernel, with its specialization constants.
+    /// Push constants and specialization constants, if it is a run of this kernel.
     pub(crate) fn of<P: Pod>(&self, shader: &Shader) -> Option<(P, &[u32])> {
         let (name, constants) = self.wanted.key();
         (name == shader.name).then(|| (bytemuck::pod_read_unaligned(self.push()), constants))

@@ -20,7 +20,7 @@ pub(crate) struct Recorded {
     /// The layout of all pipelines.
     layout: vk::PipelineLayout,
     buffers: Vec<Buffer>,
-    /// Where batches are that may come again, by their fingerprint.
+    /// Places of the batches that may come again, by their fingerprint.
     found: HashMap<u64, usize>,
     n_recorded: u64,
 }
@@ -38,7 +38,7 @@ impl Recorded {
         Self { pool, layout, buffers: Vec::new(), found: HashMap::new(), n_recorded: 0 }
     }
 
-    /// How many batches were recorded so far; the others were there.
+    /// Number of batches recorded so far; the others used an earlier recording.
     pub(crate) fn n_recorded(&self) -> u64 {
         self.n_recorded
     }

@@ -15,7 +15,7 @@ use crate::vulkan::logical::Device;
 pub(crate) const CHUNK: usize = 16 << 20;
 /// Chunks of the ring. There are more while several threads fill some.
 const CHUNKS: usize = 3;
-/// What is filled begins at a multiple of this, a cache line.
+/// Alignment of each filled range: a cache line.
 const LINE: usize = 64;
 
 /// The ring; its chunks are made when they are first filled.
@@ -23,7 +23,7 @@ const LINE: usize = 64;
 pub(crate) struct Staging {
     /// The chunk that is filled next, if nobody has it.
     open: Option<Chunk>,
-    /// Those that are full, the oldest first.
+    /// Full chunks, the oldest first.
     full: VecDeque<Chunk>,
 }
 

@@ -15,7 +15,7 @@ const CHUNK: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Uploads {
     of_threads: HashMap<ThreadId, Tables>,
-    /// Those that work on its way reads, with the batch that the last of it is in.
+    /// Chunks that handed-over work reads, with the number of the last batch of that work.
     handed: Vec<(u64, Vec<Slab>)>,
     free: Vec<Slab>,
 }

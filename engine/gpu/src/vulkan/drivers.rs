@@ -5,18 +5,18 @@
 
 use ash::vk::{DriverId, PhysicalDeviceType};
 
-/// What is known of a driver.
+/// Judgement of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing bad.
+    /// The driver has no known fault.
     Good,
-    /// Its matrix units are neither used nor asked for, and this is why.
+    /// The driver's matrix units are neither used nor asked for, for this reason.
     NoUnits(&'static str),
-    /// It is not used, and this is why.
+    /// The driver is not used, for this reason.
     Refused(&'static str),
 }
 
-/// What is known of the driver `id` of a device of this kind.
+/// Judgement of the driver `id` of a device of this kind.
 pub(crate) fn verdict(id: DriverId, kind: PhysicalDeviceType) -> Verdict {
     match (id, kind) {
         (DriverId::MESA_DOZEN, _) => Verdict::Refused(

@@ -41,7 +41,7 @@ enum List {
     PairWeights = 4,
 }
 
-/// How many they are.
+/// Number of lists.
 const LISTS: usize = 5;
 
 #[repr(C)]
@@ -126,7 +126,7 @@ impl Gpu {
         Ok(work)
     }
 
-    /// Room for lists.
+    /// Allocates the lists of a routing.
     fn routes(
         &self,
         n_rows: usize,
@@ -211,12 +211,12 @@ impl ExpertRoutes {
         self.list(List::Ids)
     }
 
-    /// Their weights, `[n_rows, n_used]`.
+    /// Weights of these experts, `[n_rows, n_used]`.
     pub fn weights(&self) -> Span<'_> {
         self.list(List::Weights)
     }
 
-    /// Their pairs, `[n_rows, n_used]`, u32.
+    /// Pairs of these experts, `[n_rows, n_used]`, u32.
     pub fn pairs(&self) -> Span<'_> {
         self.list(List::Pairs)
     }
@@ -236,7 +236,7 @@ impl ExpertRoutes {
         self.list(List::PairWeights)
     }
 
-    /// Where the lists lie.
+    /// Buffer with all lists.
     pub(super) fn lists(&self) -> &GpuBuffer {
         &self.lists
     }

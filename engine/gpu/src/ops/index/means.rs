@@ -38,7 +38,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`ChooseByMeans`].
+    /// Records the op [`ChooseByMeans`].
     ///
     /// # Errors
     /// Where there is no room for the scores.
