@@ -28,7 +28,7 @@ use super::read::{cut_off, open_header};
 /// by clocks of milliseconds, some of one or two seconds.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// What tells one state of a file from another, on one machine. The module says what it promises.
+/// Identity of a file's state on one machine, by which a change is noticed. The module says what it promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
     /// Size in bytes.
@@ -39,7 +39,7 @@ pub struct FileState {
     pub ctime_ns: i64,
     /// Number within its file system.
     pub inode: u64,
-    /// The file system.
+    /// Number of the file system.
     pub device: u64,
 }
 
@@ -177,7 +177,7 @@ impl TensorFiles {
         }
     }
 
-    /// Where a tensor lies: for hints to the system.
+    /// File and offset of a tensor, for hints to the system.
     pub fn place(&self, tensor: &TensorInfo) -> Option<(&File, u64)> {
         self.files.get(tensor.shard).map(|open| (&open.file, tensor.offset))
     }

@@ -42,7 +42,7 @@ impl Number {
         }
     }
 
-    /// What it says as a flag: 0 is no and 1 is yes; `None` for every other number.
+    /// The number as a flag: 0 is false and 1 is true. `None` for every other number.
     pub fn flag(self) -> Option<bool> {
         match self.whole::<u8>()? {
             0 => Some(false),

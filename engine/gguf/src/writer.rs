@@ -25,7 +25,7 @@ pub trait MetaValue {
 
 /// An element of a metadata array.
 pub trait MetaElement {
-    /// Its type.
+    /// Type of such values in the file.
     const TYPE: ValueType;
     /// Appends the value without a tag.
     fn encode_element(&self, out: &mut Vec<u8>);

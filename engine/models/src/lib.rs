@@ -65,7 +65,7 @@ pub fn described(model: &Gguf) -> Result<Described<'_>, ModelError> {
     Ok(Described { model, spec: Arc::new(describe(model)?) })
 }
 
-/// Why an architecture does not run, and what to do.
+/// Message for an architecture that does not run: the reason, and the remedy.
 fn refusal(arch: &str) -> String {
     match refused().find(|(name, _)| *name == arch) {
         Some((_, reason)) => format!(

@@ -51,12 +51,12 @@ pub(super) fn describe_qwen3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     transformer::describe(hp, &QWEN3)
 }
 
-/// As qwen3, with experts in every layer.
+/// As `qwen3`, with experts in every layer.
 pub(super) fn describe_qwen3moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     with_experts(hp, &QWEN3)
 }
 
-/// Qwen2.5-VL too.
+/// Describes `qwen2vl`, which Qwen2.5-VL uses too.
 pub(super) fn describe_qwen2vl(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &QWEN2_VL)
 }

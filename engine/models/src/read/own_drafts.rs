@@ -7,7 +7,7 @@ use brigade_spec::{
 
 use super::hparams::Hparams;
 
-/// How many blocks of drafts a model may have.
+/// Number of blocks of drafts that a model may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DraftBlocks {
     /// One, which goes on from what it gave itself.

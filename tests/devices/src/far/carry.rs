@@ -39,7 +39,7 @@ pub struct ToFar<'b> {
 }
 
 impl<'b> ToFar<'b> {
-    /// What is lent for the op is kept in `lent`.
+    /// A carrier that keeps values lent for the op in `lent`.
     pub fn new(lent: &'b Lent, reads: &'b Arc<AtomicU64>) -> Self {
         Self { lent, reads }
     }

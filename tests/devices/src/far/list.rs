@@ -1,4 +1,4 @@
-//! What far memory has kernels for: its own list, by op and by type of weights.
+//! The ops that far memory has kernels for, by op and by type of weights.
 
 use brigade_ops::{Anywhere, Op, Product};
 use brigade_quant::GgmlType;

@@ -1,5 +1,5 @@
-//! Far memory. Words lie there in another order than with the host, and each is another: a slice of it says nothing to whoever does
-//! not know how to read it.
+//! Far memory: words of a device that the host cannot read without its calls. Words lie there in another order than
+//! with the host, and each is another: a slice of it says nothing to whoever does not know how to read it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,13 +23,13 @@ fn from_far(word: u32) -> u32 {
     (word ^ to_far(0)).rotate_right(9)
 }
 
-/// Some of it.
+/// A buffer in far memory.
 #[derive(Debug)]
 pub struct FarBuffer {
     words: RwLock<Vec<u32>>,
-    /// In bytes.
+    /// Length in bytes.
     len: usize,
-    /// How often the host had values copied that it asked for.
+    /// Number of copies that the host asked for.
     reads: Arc<AtomicU64>,
 }
 
@@ -59,7 +59,7 @@ impl FarBuffer {
         buffer
     }
 
-    /// All of it.
+    /// A view of the whole buffer.
     pub fn view(&self) -> FarView<'_> {
         FarView { buffer: self, first: 0, len: self.len }
     }
@@ -123,7 +123,7 @@ impl Buffer for FarBuffer {
 }
 
 impl<'a> FarView<'a> {
-    /// Where a part of a far buffer lies.
+    /// View of a part of a far buffer.
     ///
     /// # Panics
     /// If the buffer is another device's.
@@ -132,12 +132,12 @@ impl<'a> FarView<'a> {
         Self { buffer, first: bytes.start, len: bytes.len() }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// They, as the host knows them.
+    /// The words as the host has them.
     pub fn decode(&self) -> Vec<u32> {
         self.buffer.decode(self.first..self.first + self.len)
     }
@@ -149,7 +149,7 @@ impl<'a> FarViewMut<'a> {
         Self(view)
     }
 
-    /// They, to be read.
+    /// The words, to be read.
     pub fn view(&self) -> FarView<'a> {
         self.0
     }

@@ -47,7 +47,7 @@ fn a_cut_carries_what_layers_behind_it_read() {
     assert_eq!((boundary.widths, boundary.exact), (vec![32, 1], true));
 }
 
-/// Where an index pools keys, a position leaves its key and a gate.
+/// A position leaves its key and a gate where an index pools keys.
 fn only_layers_with_an_index_remember_its_keys() {
     let states = |model: &str| -> Vec<StateSpec> {
         describe(model).layers.iter().map(|layer| layer.blocks[0].kind.state()).collect()

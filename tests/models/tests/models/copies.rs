@@ -47,7 +47,7 @@ fn rows(line: &mut Line, ops: Vec<SeqOp>, parts: Vec<SeqPart>) -> Vec<Vec<f32>> 
     line.run(ops, parts).into_iter().map(into_logits).collect()
 }
 
-/// What every stage holds of slot 0, and how many sequences it holds.
+/// State of slot 0 on every stage, and the number of its sequences.
 fn held(line: &mut Line) -> Vec<(Vec<u8>, usize)> {
     let stages = line.stages().iter();
     stages.map(|s| (s.snapshot(SlotId(0)).unwrap(), s.n_open())).collect()

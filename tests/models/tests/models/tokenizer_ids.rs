@@ -16,7 +16,7 @@ const BYTE: i32 = 6;
 /// Pre-tokenizers of vocabularies in plain UTF-8.
 const RAW: [&str; 4] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"];
 
-/// What llama.cpp found for every pre-tokenizer.
+/// Results of llama.cpp for every pre-tokenizer.
 #[derive(Deserialize)]
 struct PreTokenizers {
     texts: Vec<String>,
@@ -29,7 +29,7 @@ struct PreTokenizers {
     hashes: Vec<Vec<String>>,
 }
 
-/// What it found for PLaMo's tokenizer.
+/// Results of llama.cpp for PLaMo's tokenizer.
 #[derive(Deserialize)]
 struct Plamo {
     pieces: Vec<(String, f32)>,
