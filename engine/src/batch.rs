@@ -68,10 +68,10 @@ pub enum SeqOp {
         /// Id of the request it is for, for logs; nothing is computed from it.
         request: Arc<str>,
     },
-    /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`.
-    /// Where the model has recurrent layers, `len` must be `src`'s length (on every stage, whatever its
-    /// own layers are). Page `i` of both may be the same one where all of its positions are below `len`:
-    /// nobody writes to it any more. It may also be where `src` is closed in the same ubatch.
+    /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`. Where the model has recurrent
+    /// layers, `len` must be `src`'s length (on every stage, whatever its own layers are). Page `i` of both may be the
+    /// same one where all of its positions are below `len`: no sequence writes to it any more. It may also be where
+    /// `src` is closed in the same ubatch.
     Copy {
         /// An open sequence, unchanged by this.
         src: SlotId,
@@ -137,7 +137,7 @@ pub enum SeqOp {
     Name {
         /// An open sequence.
         slot: SlotId,
-        /// `None`: it has none any more, and nobody needs its copies.
+        /// `None`: it has none any more, and its copies are not needed.
         name: Option<CopyName>,
     },
     /// Copies what is new of a sequence's state, so that it can be put back elsewhere: every stage at the same

@@ -15,7 +15,7 @@ pub enum GgufError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The file is no longer what was opened: open it again, when nobody writes to it.
+    /// The file has changed since it was opened: open it again, when no program writes to it.
     #[error("{} has changed since it was opened: {problem}", path.display())]
     Changed {
         /// Path of the file.

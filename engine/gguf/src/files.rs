@@ -1,9 +1,9 @@
 //! A model's tensors, read from its open files and not mapped. Long-lived processes use this. A file that is
 //! cut off while it is mapped ends the process with a signal. While it is read, that is only an error.
 //!
-//! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation,
-//! exchange or setting of times, because the system itself stamps the change time (`ctime`) and lets nobody
-//! set it. It does not notice:
+//! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation, exchange
+//! or setting of times, because the system itself stamps the change time (`ctime`), which programs cannot set. It does
+//! not notice:
 //!
 //! - a second change within one tick of the clock that stamps (see [`FileState::is_settled`]; the tick is
 //!   milliseconds, or a second or two on old file systems);
@@ -33,7 +33,7 @@ const SETTLED_AFTER: Duration = Duration::from_secs(2);
 pub struct FileState {
     /// Size in bytes.
     pub nbytes: u64,
-    /// Modification time, nanoseconds since the Unix epoch. Anybody can set it.
+    /// Modification time, nanoseconds since the Unix epoch. Any owner of the file can set it.
     pub mtime_ns: i64,
     /// Change time, nanoseconds since the Unix epoch. Set by the system with every change.
     pub ctime_ns: i64,

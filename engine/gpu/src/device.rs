@@ -120,7 +120,7 @@ impl Gpu {
         lock(&self.0.memory).used()
     }
 
-    /// Bytes of its own memory that nobody uses now, this process included; see [`GpuFacts::free_bytes`].
+    /// Free bytes of its own memory at present; see [`GpuFacts::free_bytes`].
     pub fn free_bytes(&self) -> u64 {
         let Device { instance, physical, .. } = &*self.0.device;
         Heaps::of(instance, *physical).free

@@ -6,8 +6,8 @@
 //! subnormals are not flushed. Integers wrap. So a kernel that is
 //! written once in these operations gives the same bits on every table. NaN payloads are the one exception.
 //!
-//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
-//! instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
+//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so its holder may use the instructions behind
+//! it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
 
 pub use brigade_shapes::LANES;
 

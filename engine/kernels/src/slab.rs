@@ -58,7 +58,7 @@ impl Slab {
     }
 }
 
-/// Bytes that nobody else has, from a cache line's start.
+/// Bytes of its own, from a cache line's start.
 pub(crate) struct Piece {
     slab: Arc<Slab>,
     /// In the slab's map, within its part.

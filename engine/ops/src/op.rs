@@ -7,7 +7,7 @@ use crate::{
     streams,
 };
 
-/// The operands of one op, as whoever calls it gives them.
+/// The operands of one op, as the caller gives them.
 pub trait Operands<'a>: Into<Op<'a, Anywhere>> {
     /// The op with its operands at another place: as [`Op::carried`], where it is known which op it is.
     fn at<'b, B: Place>(self, by: &mut impl Carry<'a, 'b, Anywhere, B>) -> Op<'b, B>

@@ -46,9 +46,9 @@ macro_rules! structs {
             }
         }
 
-        /// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise
-        /// `-log2 p` is above mu are left out, and mu follows the surprise of what is drawn. Whoever composes ubatches
-        /// keeps mu, so that a stage has no state of it.
+        /// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise `-log2
+        /// p` is above mu are left out, and mu follows the surprise of what is drawn. The sender of ubatches keeps mu,
+        /// so that a stage has no state of it.
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct Mirostat {
             $($(#[$miro_doc])* pub $miro: $miro_ty,)*

@@ -84,8 +84,8 @@ impl EntryLayout {
         (last / KV_PAGE, start..start + self.entry_bytes())
     }
 
-    /// Makes all of page `page` of a sequence zero but the entries of its first `len` positions: what is there is nobody's,
-    /// or an earlier sequence's.
+    /// Makes all of page `page` of a sequence zero but the entries of its first `len` positions: the other bytes belong
+    /// to no sequence, or to an earlier one.
     #[inline]
     pub fn clear_unwritten(&self, bytes: &mut [u8], page: usize, len: usize) {
         let first = page * KV_PAGE / self.every;

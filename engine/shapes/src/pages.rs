@@ -146,7 +146,7 @@ impl KvLayout {
         self.head_dim_k.next_multiple_of(LANES)
     }
 
-    /// Makes positions `from..` of a page zero: what is there is nobody's, or an earlier sequence's.
+    /// Makes positions `from..` of a page zero: these bytes belong to no sequence, or to an earlier one.
     #[inline]
     pub fn clear_tail(&self, page: &mut [u8], from: usize) {
         let [k, v, k_scales, v_scales] = self.planes();

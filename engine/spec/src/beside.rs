@@ -55,7 +55,7 @@ impl Beside {
 /// Rows that cross a cut, tensor by tensor; each is `[n_rows, width]` in f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundarySpec {
-    /// Width of each tensor, in values; 0 where nobody behind the cut reads it.
+    /// Width of each tensor, in values; 0 where no layer behind the cut reads it.
     pub widths: Vec<usize>,
     /// Whether values must arrive as they are: some of them are positions or numbers of adapters, and a rounded one would be
     /// another.

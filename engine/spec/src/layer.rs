@@ -192,8 +192,8 @@ impl BlockKind {
         }
     }
 
-    /// Weight elements that a row of width `n_embd` multiplies with where it is only remembered, if they are fewer than those
-    /// of a row that somebody reads.
+    /// Weight elements that a row of width `n_embd` multiplies with where it is only remembered, if they are fewer than
+    /// those of a row that is read.
     pub fn elements_to_remember(&self, n_embd: usize) -> Option<usize> {
         match self {
             Self::Attention(spec) => {

@@ -137,8 +137,8 @@ impl ModelSpec {
             || self.shares(layer, tensor)
     }
 
-    /// Whether layer `layer` has a tensor of its own name that nobody reads: it is for images, or the layer attends to keys and
-    /// values of another.
+    /// Whether layer `layer` has a tensor of its own name that is not read: it is for images, or the layer attends to
+    /// keys and values of another.
     pub fn leaves_out(&self, layer: usize, tensor: &str) -> bool {
         if self.skeleton.left_out.is_some_and(|part| tensor.contains(part)) {
             return true;

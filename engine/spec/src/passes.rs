@@ -90,8 +90,8 @@ impl Passes {
         }
     }
 
-    /// Whether a token has a row beside the stream before layer `layer`, `Some(true)` where somebody behind it reads that;
-    /// `None` in models without such rows.
+    /// Whether a token has a row beside the stream before layer `layer`, `Some(true)` where a layer behind it reads
+    /// that row; `None` in models without such rows.
     pub(crate) fn beside(&self, layer: usize, n_layer: usize) -> Option<bool> {
         match self {
             Self::Stacks(spec) => Some(n_layer - layer > spec.per_stack),

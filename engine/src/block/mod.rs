@@ -70,7 +70,7 @@ pub trait Block: Send + Sync {
     /// If the state is another block's.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows;
 
-    /// Moves the block's `state` on as [`Self::forward`] does, for rows of which nobody reads what comes out.
+    /// Moves the block's `state` on as [`Self::forward`] does, for rows whose output is not read.
     ///
     /// # Panics
     /// As [`Self::forward`].

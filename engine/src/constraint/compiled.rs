@@ -1,8 +1,8 @@
 //! Compiled grammars. A grammar is compiled once for all answers that its owner holds to it.
 //!
 //! An owner's grammars are its own. What comes out of compiling follows from the text alone, so that a neighbour's
-//! would do as well. But the time of an answer's first token would tell a guesser that somebody has sent exactly this
-//! text, and texts of grammars hold names and choices out of other people's data.
+//! would do as well. But the time of an answer's first token would tell a guesser that another client has sent exactly
+//! this text, and texts of grammars hold names and choices out of other people's data.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

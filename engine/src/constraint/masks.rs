@@ -44,11 +44,11 @@ struct State {
     rule: Arc<Constraint>,
     /// Held by the job that is done.
     running: Mutex<Running>,
-    /// Held for moments only: whoever draws looks here.
+    /// Held for moments only, since every draw looks here.
     made: Mutex<Made>,
     /// Jobs that are not done.
     jobs: AtomicUsize,
-    /// Microseconds of done ones that nobody was told of.
+    /// Microseconds of finished jobs that were not reported yet.
     spent_us: AtomicU64,
     /// Set when the sequence has ended: its masks are not needed any more.
     gone: AtomicBool,
@@ -277,7 +277,7 @@ impl Masks {
             if answer.rule.later {
                 return None;
             }
-            // Whoever composes these ubatches is of a release that cannot ask again.
+            // The coordinator is of a release that cannot ask again.
             self.turns.wait(None, || answer.is_at_rest());
         }
     }

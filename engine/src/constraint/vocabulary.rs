@@ -246,7 +246,7 @@ fn matcher(factory: &ParserFactory, grammar: &str) -> Result<Matcher, Constraint
     }
 }
 
-/// The library's words for whoever wrote the grammar, without those of its language.
+/// The library's message for the author of the grammar, without the words of its programming language.
 fn in_plain_words(text: &str) -> String {
     let text = text.replace("<non-verbose/>", "").replace("NoExtensionBias", "it fits no text");
     let mut plain = text.trim().replace("None", "none");

@@ -1,6 +1,6 @@
 //! Heads that make something else of a text's rows than the next token: a verdict, or a vector in another space.
 //!
-//! A stage does not run them. Whoever has the rows that the last norm makes, and the model's file, has all it takes.
+//! A stage does not run them. The rows that the last norm makes, and the model's file, are enough to run them.
 
 mod classifier;
 mod matrix;

@@ -47,7 +47,7 @@ impl BoundaryRows {
         Self { hidden: Rows::new(hidden, spec.widths[0]), beside }
     }
 
-    /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
+    /// Drops values beside the stream that no layer behind a cut reads. By `spec`, these are the tensors that it does
     /// not count, and of the others all columns but the last.
     pub(crate) fn leave_behind(&mut self, device: &Device, scratch: &Scratch, spec: &BoundarySpec) {
         let kept = &spec.widths[1..];

@@ -61,7 +61,7 @@ pub(super) struct HeadRows {
 enum Values {
     /// All that is drawn looks at few logits, which a GPU finds. The others stay there, where one is no number.
     Few { few: FoundGreatest, logits: Box<Rows> },
-    /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where nobody wants any.
+    /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where no logits are wanted.
     All { normed: Fetched, logits: Fetched },
 }
 
@@ -98,7 +98,7 @@ impl Head {
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.read(On { device, scratch }, wanted, &mut normed);
-        // Rows whose logits nobody wants are not multiplied if no other is either. A companion never comes alone.
+        // Rows without wanted logits are left out only if no row has wanted ones. A companion never comes alone.
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
@@ -115,7 +115,7 @@ impl Head {
         HeadRows { parts, values, draws: Vec::new() }
     }
 
-    /// Whether all that is in a ubatch are drafts behind a wrong one, so that nobody reads what it would give.
+    /// Whether a ubatch holds only drafts behind a wrong one, so that its results would not be read.
     pub(super) fn is_refuted(&self, sequences: &Sequences, parts: &[PartRows]) -> bool {
         let is_refuted = |part: &PartRows| {
             let (first, tokens) = verified_tokens(sequences, part);

@@ -30,7 +30,7 @@ impl Drafts {
     pub(super) fn may_go_on(&self, slot: SlotId, pos: u32, first: u32) -> bool {
         match self.0.get(&slot) {
             Some(Last::Refuted) => false,
-            // What comes behind no verified row is sure: whoever composed it has had the token.
+            // A part behind rows that are not verified is sure: its sender has had the token.
             Some(Last::Drawn { pos: at, token }) => *at != pos || *token == first,
             None => true,
         }

@@ -186,7 +186,7 @@ impl KvCache {
         device.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
     }
 
-    /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
+    /// Gives the pages of the ubatch's rows their places. Pages that no row sees any more give theirs up first.
     fn take_places(&mut self, parts: &[PartRows], sequences: &Sequences) {
         let Some(places) = &mut self.places else { return };
         for part in parts {

@@ -2,7 +2,7 @@
 //!
 //! The coordinator hands out pages for whole sequences, and all layers know them by the same ids. A layer with a window
 //! gives a page a place in memory when it is first written, and takes the place back when no row to come sees the page.
-//! Nobody else has to know: a page that nobody sees is read by nobody.
+//! No other code has to know: a page that no row sees is never read.
 //!
 //! There can be as many places as pages, so that one is always to be had. The lowest free one goes first, and memory
 //! that was never touched takes none. So a layer uses about as much as [`pages_kept`](crate::spec::pages_kept) says.

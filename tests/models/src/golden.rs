@@ -149,8 +149,8 @@ impl Golden {
         Self::open(&of_tests("data/golden"))
     }
 
-    /// The models that must pass, by name: all but those of [`NOT_RUN`], which are said aloud. `BRIGADE_TEST_MODEL` leaves
-    /// those whose names hold it, for whoever works on one.
+    /// The models that must pass, by name: all but those of [`NOT_RUN`], which are said aloud. `BRIGADE_TEST_MODEL`
+    /// leaves those whose names hold it, for work on one of them.
     pub fn models(&self) -> impl Iterator<Item = (&String, &Entry)> {
         let only = std::env::var("BRIGADE_TEST_MODEL").unwrap_or_default();
         let wanted = self.manifest.models.iter().filter(move |(name, _)| name.contains(&only));

@@ -177,7 +177,7 @@ impl Recorder {
     pub(crate) fn copy_chunk(&mut self, chunk: &mut Chunk, len: usize, to: (vk::Buffer, u64)) {
         self.last = None;
         self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
-        // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
+        // This part of the chunk is not written before the copy is done: the ring waits for the batch (above).
         let from = chunk.filled(len, self.submitted + 1);
         self.open.copy(from, to, len as u64);
         self.owed_barrier = true;

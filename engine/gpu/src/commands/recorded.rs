@@ -119,7 +119,7 @@ impl Recorded {
     /// Gives the pool with all its buffers, and the layout, back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses these again.
+    /// The device does nothing any more, and these are not used again.
     pub(crate) unsafe fn destroy(&mut self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe {

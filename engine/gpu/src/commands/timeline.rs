@@ -91,7 +91,7 @@ impl Timeline {
     /// Gives the semaphore back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses a copy of this again.
+    /// The device does nothing any more, and no copy of this is used again.
     pub(crate) unsafe fn destroy(&self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe { device.raw.destroy_semaphore(self.semaphore, None) };

@@ -107,7 +107,7 @@ impl Timer {
     /// Gives the stamps back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses this again.
+    /// The device does nothing any more, and this is not used again.
     pub(crate) unsafe fn destroy(&self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe { device.raw.destroy_query_pool(self.stamps, None) };

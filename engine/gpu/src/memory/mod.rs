@@ -71,7 +71,7 @@ pub(crate) struct Region {
     pub(crate) address: u64,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// From here on, nobody has used it.
+    /// Bytes from here on were never used.
     pub(crate) untouched: u64,
 }
 

@@ -25,7 +25,7 @@ pub struct GpuFacts {
     pub device_bytes: u64,
     /// Bytes of its own memory that the host can write: all of it, or a small window.
     pub visible_bytes: u64,
-    /// Bytes of its own memory that nobody uses now; all of them where the driver does not say.
+    /// Free bytes of its own memory at present; all of them where the driver does not say.
     pub free_bytes: u64,
     /// Invocations that run together.
     pub subgroup_size: u32,

@@ -99,7 +99,7 @@ operations! {
     _mm512_permute_ps<const ORDER>(v: __m512) -> __m512 {
         __m512(each(|i| v.0[i / 4 * 4 + (ORDER >> (i % 4 * 2) & 3) as usize]))
     }
-    // Out of range, where the instruction gives the least integer, nobody looks.
+    // Results out of range, where the instruction gives the least integer, are not read.
     _mm512_cvtps_epi32(v: __m512) -> __m512i { __m512i(v.0.map(|x| x.round_ties_even() as i32)) }
     _mm512_cvtepi32_ps(v: __m512i) -> __m512 { __m512(v.0.map(|x| x as f32)) }
     _mm512_cvtepu8_epi32(v: __m128i) -> __m512i { { let v: [u8; 16] = cast(v); __m512i(v.map(i32::from)) } }

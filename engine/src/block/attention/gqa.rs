@@ -134,7 +134,7 @@ impl Block for Attention {
 
 /// The projections of rows.
 struct Projected {
-    /// Empty where nobody reads what the rows attend to, as `gate` is.
+    /// Empty where the rows' attention is not read; so is `gate`.
     q: Rows,
     /// Empty where keys are borrowed, as `v` is.
     k: Rows,

@@ -186,7 +186,7 @@ impl Device {
                 let host = matrices.matrix(*expert);
                 let len = host.nbytes();
                 let mut place = places.with(|places| places.get_mut(&len)?.pop())?;
-                // Whoever had it is gone: its matrices were dropped before it was given back.
+                // Its last user is gone: the matrices were dropped before the place was given back.
                 Arc::get_mut(&mut place)?.write(0, host.bytes());
                 all.push(Arc::new(host.copied_to(place.clone())));
                 guests.taken.push(place);

@@ -144,7 +144,7 @@ impl Device {
         Some(Sent { values, cols: x.cols(), routing: sent })
     }
 
-    /// Counts of the experts so far; zeros on the CPU. On the CPU nobody counts it.
+    /// Counts of the experts so far; zeros on the CPU.
     pub fn expert_counts(&self) -> ExpertCounts {
         let Some(beside) = &self.beside else { return ExpertCounts::default() };
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -13,7 +13,7 @@ type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
 pub(super) struct Places(Mutex<Free>);
 
 impl Places {
-    /// Looks at those that nobody has, takes some, or gives some back.
+    /// Looks at the free places, takes some, or gives some back.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Free) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,5 +1,5 @@
-//! Which experts of the host's memory are worth a copy on the GPU: those that are used most of late. Here nobody knows memory or
-//! devices.
+//! The choice of experts in the host's memory that get a copy on the GPU: those that are used most of late. The code
+//! here knows neither memory nor devices.
 //!
 //! Each ubatch that uses an expert counts one for it, however many rows it has: with a copy, the host need not read its weights.
 //! Counts fade. An expert is let in when it was used more than once of late, and where there is no room, when it is used clearly

@@ -17,8 +17,8 @@ pub struct FoundGreatest {
 }
 
 impl FoundGreatest {
-    /// The values with their places, which ascend; of equal ones the earlier. A single one counts as 0. `None` where a row has a
-    /// value that is no number or +inf, or only -inf: whoever asks looks at the rows then. Waits for them.
+    /// The values with their places, which ascend; of equal ones the earlier. A single one counts as 0. `None` where a
+    /// row has a value that is no number or +inf, or only -inf: the caller must look at the rows then. Waits for them.
     pub fn values(&self) -> Option<Vec<FewValues>> {
         let firsts: &[[u32; 2]] = bytemuck::cast_slice(self.first.bytes());
         if !firsts.iter().all(|[key, _]| is_usable(*key)) {

@@ -1,6 +1,6 @@
-//! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward pass
-//! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more. Beside them, memory
-//! for states, and what ops take of either.
+//! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward
+//! pass asks the system for some only until it is warm. Rows go back by themselves when they are dropped. Beside them,
+//! memory for states, and what ops take of either.
 
 pub(super) mod fetched;
 pub(super) mod memory;
@@ -25,7 +25,7 @@ pub struct Scratch {
     spare: Arc<Mutex<Spare>>,
 }
 
-/// Memory that nobody has, at the greatest length that somebody asked for.
+/// Free memory, at the greatest length that was asked for.
 #[derive(Default)]
 struct Spare {
     stores: Vec<Store>,
@@ -120,7 +120,7 @@ impl Scratch {
         self.spare().n_grown
     }
 
-    /// Buffers that are here now: as many after one pass as after another, or somebody keeps one.
+    /// Number of free buffers. It is the same after every pass, unless a buffer is kept.
     pub fn n_spare(&self) -> usize {
         self.spare().stores.len()
     }

@@ -60,7 +60,7 @@ impl DraftBlock {
         self.pass(tools, seen, input, self.blocks.len())
     }
 
-    /// Writes the rows' entries, where nobody reads what the block gives.
+    /// Writes the rows' entries, where the block's outputs are not read.
     pub(super) fn remember(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) {
         let remembers = |block: &LoadedBlock| !matches!(block.state, BlockState::None);
         if let Some(last) = self.blocks.iter().rposition(remembers) {

@@ -157,7 +157,7 @@ impl OwnDrafts {
                     chain.drafted.push(draft);
                     chain.is_over = chain.drafted.len() == chain.most;
                 }
-                // It is advice: where there is none, nobody is told.
+                // Drafts are advice: a missing one is not reported.
                 Err(_) => chain.is_over = true,
             }
         }

@@ -42,7 +42,7 @@ pub(super) struct OwnDrafts {
     readings: Readings,
     /// Sequences as blocks see them: from their first entry on.
     seen: Sequences,
-    /// Logits of all rows, where somebody wants to see them.
+    /// Logits of all rows, while they are watched.
     watched: Option<Vec<DraftRow>>,
 }
 

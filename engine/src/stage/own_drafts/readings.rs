@@ -23,7 +23,7 @@ pub(super) struct Readings(BTreeMap<SlotId, Reading>);
 /// Progress in one sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
-    /// Whether somebody wants it to be read. A copy is not, until somebody says so.
+    /// Whether the sequence is to be read. A copy is not, until [`SeqOp::Draft`] asks for it.
     is_wanted: bool,
     /// Positions of the sequence.
     len: u32,
@@ -309,7 +309,7 @@ mod tests {
         copied(&mut readings, 64);
         assert_eq!(go_on(&mut readings, COPY, 64, &[64, 5, 6]), Some((0, 65)));
         assert_eq!(readings.base_for(COPY, 67), Some(0));
-        // Another token there needs a hidden row that nobody has: it begins anew at the next page.
+        // Another token there needs a hidden row that is gone: reading begins anew at the next page.
         let mut readings = read(300);
         copied(&mut readings, 70);
         assert_eq!(go_on(&mut readings, COPY, 70, &[1, 2]), None);

@@ -1,6 +1,6 @@
-//! Copies whose recurrent states are not copied. A sequence that begins as a copy reads its states in the place of the one
-//! that it is a copy of, and leaves them in its own behind its first rows. If somebody writes to that place before, the states
-//! are copied after all.
+//! Copies whose recurrent states are not copied. A sequence that begins as a copy reads its states in the place of the
+//! one that it is a copy of, and leaves them in its own behind its first rows. If another sequence writes to that place
+//! before, the states are copied after all.
 
 use super::{Applied, Draft, Sequence, StateAction};
 use crate::batch::{SeqPart, SlotId};
@@ -39,8 +39,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Before the rows of `parts` are computed, nobody borrows what they write to: parts of a ubatch are computed beside each
-    /// other.
+    /// Before the rows of `parts` are computed, no sequence borrows a place that they write to: parts of a ubatch are
+    /// computed beside each other.
     pub(super) fn before_parts(&mut self, parts: &[SeqPart], applied: &mut Applied) {
         for SeqPart { slot, ahead, .. } in parts {
             let planes = ahead.and_then(|ahead| ahead.planes);

@@ -38,7 +38,7 @@ impl List {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// Adds an item at the end; whoever calls has seen to it that the item does not contain this list.
+    /// Adds an item at the end. The caller has checked that the item does not contain this list.
     ///
     /// # Errors
     /// The list is full.

@@ -165,7 +165,7 @@ impl Meter {
         Ok(value)
     }
 
-    /// A list of what a value computes when asked. `are_new`: its items are made for it, and nobody else has them.
+    /// A list of what a value computes when asked. `are_new`: its items are made for it alone.
     fn collected(&mut self, value: &Value, are_new: bool) -> Result<Value, Error> {
         self.count(VALUE_BYTES)?;
         let mut items = Vec::new();
@@ -214,7 +214,7 @@ impl Meter {
         }
     }
 
-    /// Takes a text off the count again that was made last and that nobody holds but the caller.
+    /// Takes a text off the count again. It was made last, and only the caller holds it.
     pub fn gone(&mut self, value: &Value) {
         let bytes = value.as_str().map_or(0, |text| VALUE_BYTES + text.len() as u64);
         self.left = (self.left + bytes).min(self.limit);

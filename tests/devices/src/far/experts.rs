@@ -82,7 +82,7 @@ fn route(compute: &Compute, reads: &Arc<AtomicU64>, op: Route<'_, Host>) {
     op.routing.keep_there(Box::new(FarRoutes { chosen, lists }));
 }
 
-/// Multiplies expert by expert, which nobody who calls it knows.
+/// Multiplies expert by expert, which callers do not see.
 fn expert_products(compute: &Compute, op: ExpertProducts<'_, Host>) {
     let ExpertProducts { pairs, x, cols, jobs, .. } = op;
     let all = here(pairs.routing());

@@ -1,5 +1,5 @@
 //! Far memory: words of a device that the host cannot read without its calls. Words lie there in another order than
-//! with the host, and each is another: a slice of it says nothing to whoever does not know how to read it.
+//! with the host, and each is another: a slice of it means nothing to code that does not decode it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ pub struct FarView<'a> {
 pub struct FarViewMut<'a>(FarView<'a>);
 
 impl FarBuffer {
-    /// `len` bytes, zero for whoever reads them.
+    /// A buffer of `len` bytes, which decode to zeros.
     pub fn zeros(len: usize, reads: &Arc<AtomicU64>) -> Self {
         let n_rows = len.div_ceil(ROW * WORD);
         Self { words: RwLock::new(vec![to_far(0); n_rows * ROW]), len, reads: reads.clone() }
@@ -144,7 +144,7 @@ impl<'a> FarView<'a> {
 }
 
 impl<'a> FarViewMut<'a> {
-    /// Bytes that nobody else has.
+    /// A view of bytes that have no other user.
     pub fn new(view: FarView<'a>) -> Self {
         Self(view)
     }

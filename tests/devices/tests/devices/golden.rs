@@ -125,7 +125,7 @@ fn models_that_need_what_it_lacks_fall_back() {
     }
 }
 
-/// Whichever op is taken away: the host computes it, and nobody else notices.
+/// Whichever op is taken away, the host computes it, and no other code notices.
 fn any_op_may_be_taken_away() {
     for name in WITHOUT_EACH {
         let path = model(name).unwrap();

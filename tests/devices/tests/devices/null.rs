@@ -17,7 +17,7 @@ const ATTENTION: [&str; 8] =
 /// The feed-forward network: gate and up in one op, the gate's function, and down.
 const FFN: [&str; 5] = ["RmsNorm", "Products", "Combine", "Products", "Combine"];
 
-/// Behind the last attention only those rows go on that somebody wants.
+/// Behind the last attention only the wanted rows go on.
 const WANTED: [&str; 1] = ["GatherRows"];
 
 /// Ops behind the last layer: a norm, and the output matrix.

@@ -130,7 +130,7 @@ impl Turns {
     }
 }
 
-/// All of it is one test: it looks at counts of the one device, which nobody else may use.
+/// All of it is one test: it looks at counts of the one device, which no other test may use meanwhile.
 fn ubatches_that_are_begun_while_others_compute_have_the_same_bits() {
     if let Err(reason) = gpus() {
         println!("skipped: {reason}");

@@ -77,7 +77,7 @@ fn waits(line: &mut Line, tokens: &[u32], is_adapted: bool) -> [u64; 2] {
     [run(line, Vec::new(), N_ROWS, Want::Logits), run(line, Vec::new(), 1, Want::Sample)]
 }
 
-/// Both look at counts of the one device: they are one test, so that nobody else uses it.
+/// Both look at counts of the one device: they are one test, so that no other test uses it meanwhile.
 fn the_host_waits_once_in_a_pass_and_records_it_once() {
     if let Err(reason) = gpus() {
         println!("skipped: {reason}");

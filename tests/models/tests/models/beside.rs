@@ -38,8 +38,8 @@ fn a_cut_carries_what_layers_behind_it_read() {
     let widths = (1..4).map(|cut| spec.boundary(cut).widths);
     let with_pools = vec![32, 32, 32, 32, 4];
     assert_eq!(widths.collect::<Vec<_>>(), [vec![32; 4], with_pools.clone(), with_pools]);
-    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In the
-    // last pass nobody reads the other vector any more.
+    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In
+    // the last pass the other vector is not read any more.
     let spec = describe("hrm_text");
     let widths = (1..12).map(|cut| spec.boundary(cut).widths);
     assert_eq!(widths.collect::<Vec<_>>(), [vec![vec![32, 32]; 9], vec![vec![32, 0]; 2]].concat());

@@ -115,7 +115,7 @@ fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
             held(&mut line)
         };
         let mut line = Line::open(&path, &LineConfig::default());
-        // Somebody longer was in its pages and its slot.
+        // A longer sequence was in its pages and its slot.
         let longer: Vec<u32> = prompt.iter().rev().chain(prompt).copied().collect();
         rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, &longer)]);
         // Two neighbours, one of them ahead of it in each ubatch, and the prompt in pieces.

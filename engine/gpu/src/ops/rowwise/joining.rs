@@ -1,8 +1,8 @@
 //! Ops that are joined with the one before them: one kernel does the work of both, with the same bits, and nothing waits between them; or
 //! both run at the same time.
 //!
-//! What the first one writes is written all the same, since somebody may read it later. A run that the next one joins is known by
-//! its kernel and by what it is told, so nobody who calls ops has to know of this.
+//! The results of the first one are written all the same, since a later op may read them. A run that the next one joins
+//! is known by its kernel and its push constants, so the callers of ops need not know of this.
 
 use std::ops::Range;
 

@@ -141,7 +141,7 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     fn eval<S: Simd>(self, _: S) {
         let Self { s, chunk, columns: most, slices, unpack, add } = self;
         let cols = chunk.w.cols;
-        // Room for a last tile that is not full, which computes what nobody reads.
+        // Room for a last tile that is not full, whose additional results are not read.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
         let scale = s.splat(chunk.w.scale);
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];

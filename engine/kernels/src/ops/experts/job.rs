@@ -1,6 +1,7 @@
-//! All that routed experts do with a few rows, as one run of the threads. The ways in of all experts come first, then the ways
-//! out. Whoever computes the last part of an expert's ways in makes of them what its way out reads, while others go on with other
-//! experts. So threads do not meet between the steps, and the weights are read without a pause.
+//! All that routed experts do with a few rows, as one run of the threads. The ways in of all experts come first, then
+//! the ways out. The thread that computes the last part of an expert's up and gate matrices makes the input of its down
+//! matrix of them, while others go on with other experts. So threads do not meet between the steps, and the weights are
+//! read without a pause.
 //!
 //! Bits are those of the steps one after the other: each output is one kernel's walk along one weight row.
 
@@ -18,7 +19,7 @@ use crate::tiles::products::matmul::{MatmulChunk, OutMatrix};
 use crate::tiles::products::pack::Panels;
 use brigade_ops::{Derived, Weights};
 
-/// Turns that a thread spins for another's part of an expert before it gives way to whoever has lost its core.
+/// Turns that a thread spins for another's part of an expert before it gives way to a thread that has lost its core.
 const SPINS: u32 = 4_000;
 
 /// Makes what goes down in place of what came up: given the number of the run, what the gate gave for it (empty where there is

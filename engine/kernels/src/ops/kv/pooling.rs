@@ -1,9 +1,9 @@
 //! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
 //! own: a softmax of the rows' gates.
 //!
-//! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys of
-//! an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it its
-//! gate. The key of a pool takes the place of what its last position left. Nobody needs that any more: whoever takes a
+//! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys
+//! of an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it
+//! its gate. The key of a pool takes the place of what its last position left. That is not needed any more: taking a
 //! sequence back to a position within the pool takes the last position away. So a pool's key needs no memory, and it is
 //! made once.
 
