@@ -118,9 +118,9 @@ pub enum SeqOp {
         /// The sequence; nothing has happened to it since.
         slot: SlotId,
     },
-    /// From here on the model's own block of drafts reads what the sequence reads, so that it can draft for it
-    /// ([`Ahead::drafts`]). It follows the sequence's `Open` or `Copy`. Only a last stage that was loaded with that block
-    /// does anything.
+    /// Has the model's own block of drafts read the sequence from here on, so that it can draft for it
+    /// ([`Ahead::drafts`]). It follows the sequence's `Open` or `Copy`. Only a last stage that was loaded with that
+    /// block does anything.
     Draft {
         /// An open sequence.
         slot: SlotId,
@@ -130,7 +130,7 @@ pub enum SeqOp {
     Adapt {
         /// An open sequence without rows.
         slot: SlotId,
-        /// In the order in which they add to a row.
+        /// The adapters, in the order in which they add to a row.
         adapters: Arc<[AdapterUse]>,
     },
     /// Gives a sequence the name under which copies of its state are kept. Nothing is computed from it.
@@ -225,13 +225,13 @@ pub struct Ahead {
 /// Planes are places of recurrent states: each slot has one, and a slot that no sequence lives in lends its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
-    /// Has the state before the part's first row, and keeps it unless it is `to` as well.
+    /// Place of the state before the part's first row. It keeps that state unless it is `to` as well.
     pub from: SlotId,
-    /// Gets the state behind the part's last row.
+    /// Place that gets the state behind the part's last row.
     pub to: SlotId,
 }
 
-/// Which rows of a part pass through the head, and what becomes of them.
+/// Rows of a part that pass through the head, and the results wanted of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// No row: a prompt chunk that is not the last.
@@ -261,7 +261,7 @@ pub enum Want {
 pub struct SamplerSetup {
     /// Settings of the sampling chain.
     pub params: SamplingParams,
-    /// With the position it seeds each draw, so other rows never disturb it.
+    /// Seed of the draws. Each draw is seeded by it and by the position, so other rows never disturb it.
     pub seed: u64,
     /// Alternatives to report with log-probabilities; `None`: no log-probabilities at all.
     pub top_logprobs: Option<u32>,
@@ -285,7 +285,7 @@ impl SamplerSetup {
 /// another prompt and the same answer. The companion's [`Want::Companion`] part stands right before the part that is drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Companion {
-    /// By how much the difference of the two counts: 1 is the sequence alone, 0 the companion alone.
+    /// Factor on the difference of the two: 1 is the sequence alone, 0 the companion alone.
     pub scale: f32,
 }
 
@@ -320,7 +320,7 @@ pub struct Constraint {
 /// A grammar for a part of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grammar {
-    /// In llguidance's dialect of Lark, or a list of named grammars as JSON.
+    /// Grammar in llguidance's dialect of Lark, or a list of named grammars as JSON.
     pub text: String,
     /// Whether the text behind the complete grammar is free. Otherwise the answer ends there.
     pub then_free: bool,
@@ -382,7 +382,7 @@ pub struct SampledToken {
     pub logprob: Option<f32>,
     /// The most probable tokens, descending, of the same distribution.
     pub top: Vec<(u32, f32)>,
-    /// For the next draw with [`Mirostat`]; `None` without.
+    /// Mirostat's state for the next draw ([`Mirostat`]); `None` without.
     pub mu: Option<f32>,
     /// Tokens whose text must follow by the answer's grammar, at most [`MAX_FORCED`]. It may come in other tokens: they are
     /// drafts like others.

@@ -41,7 +41,7 @@ fn variable(name: &str) -> Option<usize> {
 }
 
 impl Bench {
-    /// From the command line and the environment; measures and prints the limits.
+    /// Reads the command line and the environment, then measures and prints the limits.
     pub fn start() -> Self {
         let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
         let name = std::env::var("BRIGADE_BENCH_KERNELS").ok();

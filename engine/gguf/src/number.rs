@@ -6,9 +6,9 @@
 /// A number as it was written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Without a fraction, in a type of whole numbers.
+    /// A number in a type without fractions.
     Whole(i128),
-    /// In a type of real numbers.
+    /// A number in a type of real numbers.
     Real(f64),
 }
 

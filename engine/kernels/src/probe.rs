@@ -90,9 +90,9 @@ fn last_cache_bytes() -> usize {
 /// Operations a second of all threads together with 8-bit activations, additions and multiplications counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Int8Peak {
-    /// With codes of four bits.
+    /// Operations a second with codes of four bits.
     pub narrow: f64,
-    /// With weights that fill the byte. As many, where one instruction does either.
+    /// Operations a second with weights that use all eight bits. As many, where one instruction does either.
     pub wide: f64,
 }
 

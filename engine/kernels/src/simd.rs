@@ -212,8 +212,8 @@ const fn chains<S: Simd>(n_rows: usize) -> usize {
     }
 }
 
-/// To `acc[t]` is added what `dot` makes of each vector of `w` and the four bytes `x[t][v]`, in as many chains as keep the
-/// multipliers busy.
+/// Adds to each `acc[t]` the results of `dot` for the vectors of `w` and the four bytes `x[t][v]`, in as many chains as
+/// keep the multipliers busy.
 #[inline(always)]
 pub fn chained<S: Simd, const T: usize, const N: usize>(
     s: S,

@@ -194,7 +194,7 @@ pub struct KernelTime {
     pub groups: [u32; 3],
     /// Runs that were measured.
     pub runs: u32,
-    /// From the end of the run before each to its own, added up.
+    /// Sum of the times from the end of the run before each to its own end.
     pub took: Duration,
 }
 

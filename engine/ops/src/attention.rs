@@ -92,7 +92,7 @@ impl<'a> DistanceBiases<'a> {
     }
 }
 
-/// Which blocks rows attend to.
+/// Blocks that rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenBlocks<L> {
     /// Positions of a block, and most blocks that a row attends to.

@@ -65,7 +65,7 @@ pub struct AttendEntries<'a, P: Place> {
     pub pool: Option<P::Read<'a, u8>>,
     /// The rows that attend, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// Which entries rows attend to; `None`: all they see.
+    /// Entries that rows attend to; `None`: all they see.
     pub chosen: Option<ChosenEntries<P::Read<'a, u32>>>,
     /// The last positions that a row sees beside entries, its own included; at least 1.
     pub window: usize,

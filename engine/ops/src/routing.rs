@@ -10,8 +10,8 @@ use brigade_quant::DeviceError;
 use crate::derived::Derived;
 use crate::view::Part;
 
-/// Which experts work on which rows. A row and one of its experts are a pair; pairs are sorted by expert, and those of an expert by
-/// row.
+/// The experts of rows, and the rows of experts. A row and one of its experts are a pair; pairs are sorted by expert,
+/// and those of an expert by row.
 #[derive(Debug)]
 pub struct Routing {
     n_expert: usize,

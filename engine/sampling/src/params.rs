@@ -20,7 +20,8 @@ macro_rules! structs {
             pub logit_bias: Vec<(u32, f32)>,
             /// Against repeated runs of tokens.
             pub dry: DryParams,
-            /// In the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature; `None`: off.
+            /// Mirostat, in the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature;
+            /// `None`: off.
             pub mirostat: Option<Mirostat>,
         }
 

@@ -76,7 +76,7 @@ impl EntryLayout {
         self.key_bytes() + record_bytes(self.ty, self.index_dim)
     }
 
-    /// Which of a sequence's pages entry `entry` lies in, and where in it.
+    /// Page of a sequence that holds entry `entry`, and the byte range of the entry there.
     #[inline]
     pub fn place(&self, entry: usize) -> (usize, Range<usize>) {
         let last = entry * self.every + self.every - 1;

@@ -1,4 +1,4 @@
-//! Which experts a row uses, and how they are weighed.
+//! The experts of a row, and their weights.
 
 /// The smallest sum that chosen weights are divided by (the smallest normal f16).
 pub const LEAST_WEIGHT_SUM: f32 = 6.103_515_6e-5;
@@ -13,7 +13,7 @@ pub struct ExpertGroups {
     pub used: usize,
 }
 
-/// From what a router gives the chosen experts to their weights.
+/// Computation of the chosen experts' weights from the router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
     /// Their scores times this factor.
@@ -24,7 +24,7 @@ pub enum ExpertWeights {
     Softmax(f32),
 }
 
-/// Which experts a row uses. `B` is a vector, wherever it lies.
+/// Rule by which the experts of a row are chosen. `B` is a vector, wherever it lies.
 #[derive(Clone, Copy, Debug)]
 pub enum ChooseBy<'a, B> {
     /// Experts with the highest scores, descending. Of equal scores the lower id comes first.

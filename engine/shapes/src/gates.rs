@@ -1,6 +1,6 @@
 //! Bounds and constants of gates.
 
-/// Which value of a gate is bounded.
+/// The value of a gate that is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateBound {
     /// The activation's argument.

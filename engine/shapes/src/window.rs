@@ -1,6 +1,6 @@
-//! Which positions attention sees.
+//! Windows: limits on the positions that attention sees.
 
-/// Which positions a row sees of those that it may see at all.
+/// Limit on the positions that a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// The last so many, its own included.
@@ -22,7 +22,7 @@ impl Window {
         }
     }
 
-    /// Behind the last position that a row at `pos` sees of positions up to `end`.
+    /// End of the positions that a row at `pos` sees among those up to `end`.
     #[inline]
     pub fn n_visible(self, pos: usize, end: usize) -> usize {
         match self {

@@ -122,11 +122,11 @@ impl BlockIndexSpec {
 /// Rule by which an index scores a block of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockScoring {
-    /// By the greatest product with the key of a position, for each head of keys and values by a query of its own
-    /// (MiniMax Sparse Attention).
+    /// The score is the greatest product with the key of a position. Each head of keys and values has a query of its
+    /// own (MiniMax Sparse Attention).
     BestPosition,
-    /// By the mean of its positions' keys, which is normed and rotated as its first position. The score is the sum over
-    /// all queries of the positive products with that mean, the same for all heads (Qwen Sparse Attention). Only whole
+    /// The score is the sum over all queries of the positive products with the mean of the positions' keys, the same
+    /// for all heads (Qwen Sparse Attention). The mean is normed and rotated as the block's first position. Only whole
     /// blocks are scored. A row also attends to the positions behind the last of them.
     Mean {
         /// Number of queries.

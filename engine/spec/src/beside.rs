@@ -24,16 +24,16 @@ pub enum Beside {
 }
 
 impl Beside {
-    /// Which of the tensors beside the stream has the places of adapters.
+    /// Number of the tensor beside the stream with the places of adapters.
     pub const ADAPTERS: usize = 0;
 
-    /// Which of the tensors beside the stream has the rows that come into the first layer.
+    /// Number of the tensor beside the stream with the rows that come into the first layer.
     pub const EMBEDDING: usize = 0;
 
-    /// Which of the tensors beside the stream has the layers' rows.
+    /// Number of the tensor beside the stream with the layers' rows.
     pub const ROWS: usize = 0;
 
-    /// Which of the tensors beside the stream has the keys of a pair that is lent; the values are in the next.
+    /// Number of the tensor beside the stream with the keys of a pair that is lent; the values are in the next.
     #[inline]
     pub const fn keys(pair: usize) -> usize {
         Self::ROWS + 1 + 2 * pair
@@ -45,7 +45,7 @@ impl Beside {
         Self::keys(lent)
     }
 
-    /// Which of the tensors beside the stream the host reads.
+    /// Number of the tensor beside the stream that the host reads; `None`: it reads none.
     #[inline]
     pub fn of_host(self) -> Option<usize> {
         (self == Self::Adapters).then_some(Self::ADAPTERS)

@@ -166,7 +166,7 @@ impl AdjugateSpec {
     }
 }
 
-/// From a router's logits to the weights of experts.
+/// Computation of the experts' weights from a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Router {
     /// Softmax over all experts.

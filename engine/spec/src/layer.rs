@@ -57,7 +57,7 @@ pub struct BlockSpec {
     pub norm: Option<NormSpec>,
     /// The norm of its output.
     pub post_norm: Option<NormSpec>,
-    /// Which rows it reads.
+    /// Rows that the block reads.
     pub reads: Reads,
     /// Rule by which the block meets the residual stream.
     pub residual: Residual,
@@ -78,7 +78,7 @@ impl BlockSpec {
     }
 }
 
-/// Which rows a block reads.
+/// Rows that a block reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// The residual stream as the block before it left it, normed.
@@ -124,7 +124,7 @@ pub enum BlockKind {
     LayerRow(LayerRowSpec),
     /// A low-rank way past attention.
     Laurel(LaurelSpec),
-    /// Which of the file's own adapters each row uses.
+    /// Choice of the file's own adapter for each row.
     Switch(SwitchRouterSpec),
     /// A square matrix (`attn_output`), which stands where other layers have attention.
     Linear,
@@ -249,7 +249,7 @@ pub struct MlaSpec {
     pub sinks: bool,
     /// A factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
-    /// Which positions a row attends to; `None`: to all before it.
+    /// Choice of the positions that a row attends to; `None`: all before it.
     pub chosen: Option<ChosenSpec>,
 }
 

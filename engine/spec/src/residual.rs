@@ -184,13 +184,13 @@ impl HyperSpec {
 }
 
 impl AltUpSpec {
-    /// Which tensors beside the first stream have the others.
+    /// Numbers of the tensors beside the first stream that hold the others.
     #[inline]
     pub fn others(&self) -> Range<usize> {
         self.second..self.second + self.n - 1
     }
 
-    /// Which has the first stream as it was predicted, within a layer.
+    /// Number of the tensor with the prediction of the first stream, within a layer.
     #[inline]
     pub fn prediction(&self) -> usize {
         self.others().end
@@ -217,7 +217,7 @@ impl Streams {
         }
     }
 
-    /// Which of the tensors beside the first row has the first of these.
+    /// Number of the tensor beside the first row that holds the first of these.
     #[inline]
     pub fn place(&self) -> usize {
         match self {

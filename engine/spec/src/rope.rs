@@ -26,7 +26,7 @@ pub struct RopeSpec {
     pub still: Vec<usize>,
 }
 
-/// Which tensor `[n_rot / 2]` divides the angles.
+/// Tensor `[n_rot / 2]` by which the angles are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeFactors {
     /// `rope_freqs.weight` (llama 3 scaling, baked by the converter).

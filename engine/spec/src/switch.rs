@@ -16,7 +16,7 @@ pub struct SwitchSpec {
     pub rank: usize,
     /// Magnitude of the logarithm of a place's weight, as above.
     pub gain: f32,
-    /// By token, the place of the adapter that it switches on, and the token as which it is embedded.
+    /// For each token that switches an adapter on, the place of that adapter, and the token as which it is embedded.
     pub tokens: BTreeMap<u32, (u32, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! Which of a model's tensors a stage reads, and what it needs them for.
+//! The tensors of a model that a stage reads, and their uses.
 
 use std::ops::Range;
 

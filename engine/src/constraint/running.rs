@@ -1,4 +1,4 @@
-//! One answer and what may follow it.
+//! The follower of one answer through its grammars.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// At the beginning of an answer; nothing is compiled yet.
+    /// A follower at the beginning of an answer. Nothing is compiled yet.
     pub fn new(rule: Arc<Constraint>) -> Self {
         Self {
             rule,

@@ -1,4 +1,4 @@
-//! Which sequences a stage holds, how long they are, and which pages are theirs.
+//! The sequences of a stage, their lengths and their pages.
 //!
 //! [`Sequences::apply`] checks a whole ubatch before it changes anything. So a refused ubatch leaves every
 //! sequence as it was. This file knows pages and lengths, not what lies in them.
@@ -72,7 +72,7 @@ pub struct PartRows {
     pub planes: Planes,
 }
 
-/// Which pages are copied where for a sequence that begins as a copy of another.
+/// Pages to copy for a sequence that begins as a copy of another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateCopy {
     /// Pages to copy from, in position order: of those that hold the first `len` positions, all that
@@ -103,7 +103,7 @@ pub enum StateAction {
 /// Actions and parts that [`Sequences::apply`] leaves to the stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Applied {
-    /// To be done in this order, before any row is computed.
+    /// Changes of state, to be made in this order before any row is computed.
     pub actions: Vec<StateAction>,
     /// The parts with their rows.
     pub parts: Vec<PartRows>,

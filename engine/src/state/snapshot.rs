@@ -17,7 +17,7 @@ const HASH_BYTES: usize = blake3::OUT_LEN;
 /// Bytes of a [`LayerPrint`].
 const PRINT_BYTES: usize = 4 + HASH_BYTES;
 
-/// Which weights a layer has: its number, and a hash of what it computes with.
+/// Identity of a layer's weights: the layer's number, and a hash of the tensors that it computes with.
 pub type LayerPrint = (u32, blake3::Hash);
 
 /// Writes a snapshot section by section.

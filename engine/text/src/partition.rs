@@ -13,7 +13,7 @@ use super::vocab::{Vocab, attr};
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fragment<'a> {
-    /// To be cut by the algorithm.
+    /// Text that the algorithm is to cut.
     Text(&'a str),
     /// A special token that stood there.
     Token(u32),

@@ -212,7 +212,7 @@ pub struct Encoders {
 pub struct EncoderEntry {
     /// Recipe of the model.
     pub synth: Recipe,
-    /// By the name of the pooling, the vector of each text.
+    /// Vectors of the texts, by the name of the pooling.
     pub pooled: BTreeMap<String, Vec<Vec<f64>>>,
     /// Scores of the texts, for a reranker.
     pub rank: Option<Vec<f64>>,
@@ -259,7 +259,7 @@ pub struct AdapterRecipe {
     pub alpha: f32,
     /// The seed, `--seed`.
     pub seed: u64,
-    /// With which scale it is used.
+    /// Scale with which it is used.
     pub scale: f32,
     /// Checksum of the file, as in [`Recipe`].
     pub fnv1a: String,
@@ -323,7 +323,7 @@ pub struct SteeredEntry {
 pub struct VectorRecipe {
     /// Two seeds, two vectors.
     pub seed: usize,
-    /// With which scale it is used.
+    /// Scale with which it is used.
     pub scale: f32,
 }
 

@@ -44,9 +44,9 @@ pub(crate) const MAX_SCALES: usize = 16;
 pub(crate) enum Offset {
     /// The code is a signed integer already.
     None,
-    /// By subtracting `1 << n`.
+    /// The integer is the code minus `1 << n`.
     Shift(u32),
-    /// By subtracting 128: codes fill the byte.
+    /// The integer is the code minus 128: codes use all eight bits.
     Signed,
 }
 

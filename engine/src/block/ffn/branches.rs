@@ -7,9 +7,9 @@ use crate::weights::WeightLoader;
 
 /// Weights of these norms, `[n_embd]` each.
 pub(super) struct Branches {
-    /// Before the shared expert and behind it.
+    /// Weights of the norms before the shared expert and behind it.
     pub shared: [Vector; 2],
-    /// Before the other experts and behind their sum.
+    /// Weights of the norms before the other experts and behind their sum.
     pub experts: [Vector; 2],
     /// Weight of the norm before the router.
     pub router: Vector,

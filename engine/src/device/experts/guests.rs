@@ -29,7 +29,7 @@ pub struct Guests<'a> {
 pub struct RoutingShare {
     /// Rows and weights of these pairs alone.
     pub routing: Routing,
-    /// Which pairs of all they are.
+    /// Ranges of these pairs among all pairs.
     pub pairs: Vec<Range<usize>>,
     /// Numbers of the experts.
     pub experts: Vec<usize>,

@@ -50,7 +50,7 @@ pub struct Sent {
     /// The rows, and behind them experts and weights where these are chosen by a device.
     values: Box<dyn Fetch>,
     cols: usize,
-    /// Which experts work on them: filled where the host chose.
+    /// Routing of the rows: filled where the host chose.
     routing: Routing,
 }
 
@@ -62,7 +62,7 @@ pub struct Away<'a> {
     pub scratch: &'a Scratch,
     /// Rows that experts read.
     pub x: Rows,
-    /// Which experts work on which of them.
+    /// Routing of the rows to experts.
     pub routing: Routing,
     /// Whether the pass is a rehearsal, in which nothing is computed.
     pub is_rehearsal: bool,
@@ -153,7 +153,7 @@ impl Device {
         ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes }
     }
 
-    /// Has this device begin with all that it was told.
+    /// Makes this device begin with all that it was told.
     pub fn begin(&self) {
         self.there.iter().for_each(|there| there.begin());
     }

@@ -10,7 +10,7 @@ pub enum Visits {
     /// Experts are never sent.
     #[default]
     Never,
-    /// From so many rows of an expert on: for tests.
+    /// Experts with so many rows or more are sent: for tests.
     From(usize),
     /// Experts are sent where these speeds make it faster.
     Measured(VisitSpeeds),

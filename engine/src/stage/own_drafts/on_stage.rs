@@ -14,7 +14,7 @@ pub(in crate::stage) struct LeftRows<'a> {
     pub numbers: &'a [usize],
     /// Tokens of the rows.
     pub tokens: &'a [u32],
-    /// Behind the last layer.
+    /// Rows behind the last layer.
     pub hidden: &'a BoundaryRows,
 }
 

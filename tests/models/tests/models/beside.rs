@@ -1,7 +1,7 @@
-//! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp other streams, in the first two also the
-//! positions or pools that an index chose; in HRM-Text the vector of the stack that waits; in Granite Switch the adapters of
-//! rows. A cut carries what is read behind it, and no bit depends on where it is.
+//! Values beside the residual stream. Gemma's small models have rows for the layers to come, keys and values that
+//! layers lend, and other streams. Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp have other streams, the first two also
+//! the positions or pools that an index chose. HRM-Text has the vector of the stack that waits, and Granite Switch the
+//! adapters of rows. A cut carries the values that are read behind it, and no bit depends on its place.
 
 use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;

@@ -26,7 +26,7 @@ pub(super) const ROOM_BYTES: usize = 64 << 20;
 /// Bytes that an invocation copies.
 const LINE: usize = 16;
 
-/// Which positions rows attend to.
+/// Positions that rows attend to.
 #[derive(Clone, Copy, Debug)]
 struct ChosenSpans<'a> {
     /// Positions of a pool, and the pools chosen for a row. Rows that see no more pools attend to all they see.

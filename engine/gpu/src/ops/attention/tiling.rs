@@ -238,7 +238,7 @@ impl Sight {
         self.window.map_or(0, |window| window.first_visible(pos))
     }
 
-    /// Behind the last position that row `row` of a part sees.
+    /// End of the positions that row `row` of a part sees.
     fn end_visible(self, part: &AttendPart<'_>, row: usize) -> usize {
         let pos = part.first_pos + row;
         let end = if self.both_ways { part.first_pos + part.n_rows } else { pos + 1 };

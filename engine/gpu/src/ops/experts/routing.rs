@@ -20,7 +20,7 @@ static CHOOSE: Shader = shader!("choose_experts");
 /// Most experts that are chosen from, and most that a row uses: what shared memory of every device has room for.
 const MAX_EXPERTS: usize = 1024;
 
-/// Which experts rows use, in lists on the device, and [which pairs](ExpertWork) each of these works on.
+/// Experts of rows, in lists on the device, with the [pairs](ExpertWork) of each expert.
 ///
 /// A row and one of its experts are a pair. Pairs are sorted by expert, and those of an expert by row. Kernels alone write these
 /// lists: their numbers are below what they count.
@@ -201,7 +201,7 @@ impl ExpertRoutes {
         self.work.n_rows()
     }
 
-    /// Which pairs each expert works on. The rows that it lists are those that were routed.
+    /// The pairs of each expert. The rows that it lists are those that were routed.
     pub fn work(&self) -> &ExpertWork {
         &self.work
     }

@@ -42,7 +42,7 @@ pub enum WeightType {
     Q2_0,
 }
 
-/// Which bits of a code lie in which plane.
+/// Layout of a code's bits in the planes.
 #[derive(Clone, Copy)]
 pub(super) enum Codes {
     Bytes = 0,
@@ -55,7 +55,7 @@ pub(super) enum Codes {
     PairsAndDirections = 7,
 }
 
-/// Which numbers codes stand for.
+/// Numbers that codes stand for.
 #[derive(Clone, Copy)]
 pub(super) enum Levels {
     Plain = 0,

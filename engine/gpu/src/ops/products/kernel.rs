@@ -1,5 +1,4 @@
-//! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it,
-//! but with fast math.
+//! The choice of a product's kernel and of its cut, by rows, type and device. Without fast math, no bit depends on it.
 
 use super::LANES;
 use super::format::{Format, WeightType};
@@ -15,7 +14,7 @@ static FAST: Shader = shader!("product_fast");
 static FLOATS_FEW: Shader = shader!("product_floats_few");
 static FLOATS_MANY: Shader = shader!("product_floats_many");
 
-/// Which constant says what a workgroup multiplies.
+/// Number of the constant for the operands of workgroups.
 const KIND: usize = 12;
 
 /// Invocations of a workgroup.

@@ -14,7 +14,7 @@ static SHADER: Shader = shader!("weigh");
 /// Sources and weights of a weighted sum.
 #[derive(Clone, Copy, Debug)]
 pub struct WeighedSpans<'a> {
-    /// From row 0 on, each.
+    /// The sources, each from its row 0 on.
     pub sources: &'a [Span<'a>],
     /// Values from one row of a source to the next; 0: all rows have the same.
     pub stride: usize,

@@ -20,7 +20,7 @@ const PAGES_AT_ONCE: usize = 256;
 /// Bytes of a line of the cache: pages start on one.
 const LINE: usize = 64;
 
-/// Which entries a row attends to.
+/// Entries that a row attends to.
 #[derive(Clone, Copy)]
 enum Entries<'a> {
     /// The first so many of its sequence.

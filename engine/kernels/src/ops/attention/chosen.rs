@@ -12,7 +12,7 @@ use brigade_ops::PageId;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
-/// Which positions rows attend to.
+/// Positions that rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen<'a> {
     /// Positions of a pool, and the pools chosen for a row. Rows that see no more pools attend to all they see.
