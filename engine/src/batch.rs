@@ -360,8 +360,8 @@ pub enum RowValue {
     /// Reason why no token can be drawn, such as logits that are not numbers. It ends this sequence, and no other.
     Failed(String),
     /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so. Of a
-    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. What comes behind the
-    /// part is [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
+    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. Rows behind the
+    /// part are [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
     NotYet,
     /// A part's first row: what was drafted for it is wrong, and nothing was drawn from the part.
     Refuted,

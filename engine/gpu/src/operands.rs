@@ -43,7 +43,7 @@ impl Buffer for GpuBuffer {
     }
 }
 
-/// Takes operands to a GPU. What is read and does not lie there is put there.
+/// Takes operands to a GPU. Values that are read and lie elsewhere are copied there.
 ///
 /// # Panics
 /// If something that is to be written lies elsewhere, or the GPU has no memory for its copy of a vector.

@@ -73,7 +73,7 @@ impl AlignedBytes {
     }
 }
 
-/// For what runs on the host. Of a device's memory it sees nothing: weights there are read by its ops.
+/// For what runs on the host. It sees no memory of a device: weights there are read by its ops.
 impl Deref for AlignedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

@@ -1,6 +1,6 @@
 //! Large mappings in huge pages, which allocations share: each is the next piece of the newest one.
 //!
-//! Pieces are never used again. What is dropped gives its memory back to the system at once, whole pages of it; the
+//! Pieces are never used again. A dropped piece gives its memory back to the system at once, whole pages of it; the
 //! mapping goes with its last piece.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use brigade_quant::KernelError;
 
-/// Bytes of a slab, or as many as one allocation needs. What is not used yet takes no memory.
+/// Bytes of a slab, or as many as one allocation needs. Unused parts take no memory.
 const SLAB: usize = 64 << 20;
 
 /// Length and alignment of huge pages on the usual processors.

@@ -21,8 +21,8 @@ use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile};
 use brigade_shapes::GateBounds;
 use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
-/// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
-/// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
+/// Version of the kernels' numerics. A change of any bit of an op's result needs a new number, by which workers of two
+/// releases with different bits are told apart. Tables with the same number give the same bits: tests hold them to it.
 pub const NUMERICS: u32 = 1;
 
 /// Version of the numerics of kernels without fused steps, which are those of GPUs.

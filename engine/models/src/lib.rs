@@ -3,8 +3,8 @@
 //! There is one file for each architecture, or for a few that are alike. To add one, write its file and its
 //! line in `ARCHS` (`models/mod.rs`); nothing else changes.
 //!
-//! What comes out is made of the types of `brigade-spec`. Making it reads no tensor data. So the planner, `inspect` and
-//! the coordinator use the same specs as the stages. Nothing that computes needs this crate.
+//! The result is made of the types of `brigade-spec`. Making it reads no tensor data. So the planner, `inspect` and the
+//! coordinator use the same specs as the stages. Nothing that computes needs this crate.
 //!
 //! Reading order:
 //!

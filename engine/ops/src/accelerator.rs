@@ -16,8 +16,8 @@ use crate::view::{Buffer, Part};
 /// its memory from the host waits for them by itself. Errors stick: after the first, ops do nothing, and
 /// [`Accelerator::check`] returns it.
 ///
-/// What is written out here is that of a device that does all at once, never fails and compiles nothing. All others have methods of
-/// their own for that.
+/// The default methods fit a device that runs every op at once, never fails and compiles nothing. Other devices have
+/// methods of their own.
 pub trait Accelerator: Any + Send + Sync {
     /// The device's fixed properties.
     fn facts(&self) -> AcceleratorFacts;

@@ -31,9 +31,9 @@ pub struct Choose<'a, P: Place> {
     pub out: P::Write<'a, f32>,
 }
 
-/// The blocks that each head of each row attends to, ascending: those with the greatest product of a query and a key, and the newest.
-/// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. Keys of the rows themselves must be in their
-/// pages.
+/// The blocks that each head of each row attends to, ascending: those with the greatest product of a query and a key,
+/// and the newest. A row that sees no more than `per_row` blocks attends to all, and its numbers are zeros. Keys of the
+/// rows themselves must be in their pages.
 pub struct ChooseBlocks<'a, P: Place> {
     /// Shape of the pages, which have keys of the index. The index has a query for each of their heads.
     pub layout: &'a KvLayout,

@@ -209,7 +209,7 @@ impl Setting {
         Self { option: Some(CommandOption { id, long, aliases, help }), ..self }
     }
 
-    /// Whether its value in `params` says anything. What says nothing may have any value.
+    /// Whether its value in `params` says anything. A setting without effect may have any value.
     pub fn acts(&self, params: &SamplingParams) -> bool {
         (self.acts)(params)
     }

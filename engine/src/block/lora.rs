@@ -92,7 +92,7 @@ impl Lora {
         scale_of(self.alpha, self.b.cols(), scale)
     }
 
-    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    /// Bytes of its matrices. A matrix that several projections share is counted once over all of them.
     pub(super) fn nbytes(&self) -> usize {
         self.b.nbytes() + self.a.nbytes() / Arc::strong_count(&self.a)
     }

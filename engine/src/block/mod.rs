@@ -1,7 +1,7 @@
 //! Mixers and FFNs, one for each file, in folders by their kind: weights, and a forward pass over the rows of a ubatch.
 //!
 //! A block gets normed rows and returns rows. How these meet the residual stream is said by what stands beside it
-//! (`residual`). Weights never change. What a block remembers is a [`BlockState`], which the stage owns.
+//! (`residual`). Weights never change. The state of a block is a [`BlockState`], which the stage owns.
 
 mod attention;
 mod embedding;

@@ -1,8 +1,8 @@
 //! Compiled grammars. A grammar is compiled once for all answers that its owner holds to it.
 //!
-//! An owner's grammars are its own. What comes out of compiling follows from the text alone, so that a neighbour's
-//! would do as well. But the time of an answer's first token would tell a guesser that another client has sent exactly
-//! this text, and texts of grammars hold names and choices out of other people's data.
+//! An owner's grammars are its own. The result of compiling follows from the text alone, so that another owner's would
+//! do as well. But the time of an answer's first token would tell a guesser that another client has sent exactly this
+//! text, and texts of grammars hold names and choices out of other people's data.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use super::ConstraintError;
 /// Compiled grammars that are kept.
 pub const MAX_COMPILED: usize = 32;
 
-/// Bytes of their texts. What is compiled of one takes some sixty times as much: these are 64 MiB.
+/// Bytes of their texts. A compiled grammar takes some sixty times as much: these are 64 MiB.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 type Name = [u8; 32];
@@ -43,7 +43,7 @@ struct Entry {
 }
 
 impl Compiled {
-    /// A matcher at the beginning of a grammar. Who asks for one that is being compiled waits for it.
+    /// A matcher at the beginning of a grammar. A caller that asks for a grammar in compilation waits for it.
     pub fn matcher(
         &self,
         owner: u64,

@@ -1,7 +1,8 @@
 //! The masks of a last stage's slots, made on threads of their own.
 //!
 //! The stage's thread never waits for one. Where a mask is not there when its token is to be drawn, the draw is put off
-//! ([`Drawn::NotYet`]), and the rows beside it go on. What is made does not depend on when, nor on who else has masks.
+//! ([`Drawn::NotYet`]), and the rows beside it go on. A mask depends neither on the time nor on the other answers that
+//! have masks.
 //!
 //! Where a sequence runs ahead of what was drawn, masks are made along its drafts while they are computed
 //! ([`Masks::draft`]). A drawn token that is another one takes them back.

@@ -6,10 +6,9 @@
 //! ([`turns`]), while the drawn token is on its way through the line. No ubatch waits for one: a draw without its mask is
 //! put off.
 //!
-//! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on
-//! after a lost line, or on another cut, has the same ones. What a grammar may cost is capped by counts, not
-//! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON. This module knows
-//! nothing of requests.
+//! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on after a lost
+//! line, or on another cut, has the same ones. The cost of a grammar is capped by counts, not by time. Grammars are in
+//! llguidance's dialect of Lark, or a list of named ones as JSON. This module knows nothing of requests.
 
 mod compiled;
 mod masks;

@@ -1,7 +1,7 @@
 //! Threads for work that strangers ask for: grammars and masks. Owners take turns, and none of them has all threads.
 //!
-//! The threads have the lowest priority that the system knows. What computes models is not held up by them for longer
-//! than a moment, however many grammars come.
+//! The threads have the lowest priority that the system knows. They never hold up the threads that compute models for
+//! longer than a moment, however many grammars come.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};

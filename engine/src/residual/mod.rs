@@ -1,10 +1,9 @@
 //! Residual streams: the ways in which blocks read and change them, one in each file.
 //!
-//! Beside each block stands a [`Residual`]. It makes the block's input of a token's streams, and does with the streams
-//! what becomes of them when the block's output is there. So the code that runs blocks knows none of these ways by
-//! name. What a model has at its two ends is here as well: [`Begin`] makes what goes into the first layer beside the
-//! embedded rows, and a [`HeadInput`] reads the streams for the head. [`Behind`] is what becomes of them between two
-//! layers.
+//! Beside each block stands a [`Residual`]. It makes the block's input of a token's streams, and later changes the
+//! streams by the block's output. So the code that runs blocks knows none of these ways by name. The parts at a model's
+//! two ends are here as well: [`Begin`] makes what goes into the first layer beside the embedded rows, and a
+//! [`HeadInput`] reads the streams for the head. [`Behind`] changes them between two layers.
 //!
 //! [`BoundaryRows`] are the streams of a ubatch's rows, with what travels beside them.
 

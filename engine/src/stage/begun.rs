@@ -85,9 +85,9 @@ impl Stage {
         self.draft_behind(finished)
     }
 
-    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts whose
-    /// tokens are verified. Those are known whatever is drawn. None is begun behind one that the model's own blocks read: these
-    /// draft when its tokens are drawn.
+    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts
+    /// whose tokens are verified. These are known whatever is drawn. None is begun behind one that the model's own
+    /// blocks read: these draft when its tokens are drawn.
     pub fn may_begin(&self, ub: &UBatch) -> bool {
         let of_ops = ub.ops.iter().flat_map(|op| op.slots());
         let drawn_on = ub.parts.iter().filter(|part| part.want != Want::Verify);

@@ -1,8 +1,8 @@
 //! Weights that are in memory already: what is left of a stage that was taken apart, for the next one.
 //!
-//! When a cut moves, most layers of a stage stay where they are. They are kept as the kernels hold them, without
-//! their sequences' states, and [`Stage::load_keeping`] loads only what the new stage lacks. What it has loaded when
-//! it fails stays here too, so that the next attempt goes on from there.
+//! When a cut moves, most layers of a stage stay where they are. They are kept as the kernels hold them, without their
+//! sequences' states, and [`Stage::load_keeping`] loads only what the new stage lacks. If loading fails, the weights
+//! loaded so far stay here too, so that the next attempt goes on from there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Copies of one sequence's state, block by block, as checkpoints take them and put them back.
 //!
-//! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is
-//! copied once. What does change, the last page, what a window sees and a recurrent state, is the *rest*, and good for
-//! one position.
+//! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is copied
+//! once. The parts that do change, the last page, the positions in a window and a recurrent state, are the *rest*,
+//! which is valid for one position.
 
 use super::{BlockState, LayerPrint, Sequence};
 use crate::batch::{PageId, SlotId};
@@ -78,8 +78,8 @@ pub enum BlockSource<'a> {
 }
 
 impl BlockState {
-    /// Whether it has pages that stay; `None` for a block without state. What a window sees is all rest. This and what
-    /// follows is asked of each of the [`Self::parts`].
+    /// Whether it has pages that stay; `None` for a block without state. The positions in a window are all rest. This
+    /// and what follows is asked of each of the [`Self::parts`].
     pub(crate) fn paged(&self) -> Option<bool> {
         match self {
             Self::None | Self::Both(_) => None,

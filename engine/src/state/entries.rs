@@ -56,8 +56,7 @@ impl EntryPages {
         self.pool.write(block.0 as usize * self.layout.page_bytes(), bytes);
     }
 
-    /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. What they hold beside its entries is
-    /// zeros.
+    /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. All their other bytes are zeros.
     pub fn read_into(
         &self,
         sequence: &Sequence,

@@ -177,8 +177,8 @@ impl KvCache {
         });
     }
 
-    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. What the rows
-    /// leave must have been written.
+    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. The rows'
+    /// own keys and values must have been written.
     pub fn pool_keys(&mut self, of: UbatchRows<'_>, pooling: PoolingBy<'_>) {
         let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);

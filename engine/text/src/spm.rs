@@ -1,5 +1,5 @@
-//! SentencePiece as llama models use it. Characters merge by the score of the token that they form, best
-//! first. What is no token falls apart into byte tokens.
+//! SentencePiece as llama models use it. Characters merge by the score of the token that they form, best first. Text
+//! that is no token falls apart into byte tokens.
 
 use super::merge::{MergeRule, Merger, NONE, Symbol};
 use super::vocab::Vocab;

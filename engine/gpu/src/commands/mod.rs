@@ -193,7 +193,7 @@ impl Recorder {
         self.submitted + u64::from(!self.open.is_empty())
     }
 
-    /// Hands over all that was gathered. What comes next begins with a small batch.
+    /// Hands over all that was gathered. The next commands begin with a small batch.
     pub(crate) fn hand_over(&mut self, device: &Device) -> Result<(), GpuError> {
         self.batch = FIRST_BATCH;
         self.submit(device)

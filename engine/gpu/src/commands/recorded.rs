@@ -1,7 +1,8 @@
 //! Command buffers, and what is recorded in them: a batch that comes again is handed over again, without being recorded.
 //!
-//! A stage does the same for every ubatch of as many rows: the same kernels on the same memory. What differs, such as tokens,
-//! positions and pages, stands in tables that the host writes before. So most batches of a forward pass have been there before.
+//! A stage does the same for every ubatch of as many rows: the same kernels on the same memory. Differences, such as
+//! tokens, positions and pages, stand in tables that the host writes before. So most batches of a forward pass have
+//! been there before.
 
 use std::collections::HashMap;
 

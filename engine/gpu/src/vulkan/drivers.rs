@@ -1,7 +1,7 @@
 //! Drivers that are known to be bad, and what is done about each.
 //!
-//! An entry names where the trouble is described. What computes other bits is found by the engine's test at start; here stands
-//! what a test could not survive, or what would not show in one.
+//! An entry names where the trouble is described. The engine's test at start finds drivers that compute other bits. The
+//! drivers here are those that would crash such a test, or would pass it.
 
 use ash::vk::{DriverId, PhysicalDeviceType};
 

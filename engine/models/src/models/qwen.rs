@@ -2,7 +2,7 @@
 //! q, k and v. The other two instead norm each head of q and k before the rotation.
 //!
 //! `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are the texts of models that read images too, with rotated pairs in sections.
-//! What their first layers add for images (deepstack) is zero for text.
+//! The terms that their first layers add for images (deepstack) are zero for text.
 
 use brigade_spec::{AttentionSpec, BlockKind, MlpSpec, ModelError, ModelSpec};
 

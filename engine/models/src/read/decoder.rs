@@ -1,5 +1,5 @@
 //! Readers for the files of plain decoders. A layer is one attention and one FFN, each behind a norm. The metadata keys
-//! that give their sizes are read here. What a model changes of this stands in its own file.
+//! that give their sizes are read here. A model's differences stand in its own file.
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MaskSpec, MlpSpec, ModelError,

@@ -4,8 +4,8 @@
 //! or those of them that an index chose. A position has one key for all heads, which is its value too; so has an entry. Keys
 //! are rotated, and so what a head gives is rotated back by its row's position.
 //!
-//! Entries lie in pages, rounded to the cache's type. Of the last positions a sequence remembers keys and what entries are
-//! made of, in f32. An entry depends on its positions alone, so that no cut of a prompt changes a bit of it.
+//! Entries lie in pages, rounded to the cache's type. A sequence remembers the keys of its last positions, and the
+//! inputs of entries, in f32. An entry depends on its positions alone, so that no cut of a prompt changes a bit of it.
 
 use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};

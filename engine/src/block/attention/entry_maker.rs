@@ -45,8 +45,8 @@ struct IndexRows {
 }
 
 impl EntryMaker {
-    /// Loads `<stem>.attn_compressor`; with an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`. What a
-    /// sequence remembers for it begins at `start`.
+    /// Loads `<stem>.attn_compressor`; with an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`. The
+    /// values that a sequence remembers for it begin at `start`.
     pub(super) fn load(
         block: &CompressedSpec,
         spec: EntriesSpec,

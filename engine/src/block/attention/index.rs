@@ -114,9 +114,9 @@ impl Index {
         }
     }
 
-    /// The positions or pools of each row, `[n, per_row]`. `q` is `[n, n_head * head_dim]` as
-    /// projected, `weights` is `[n, n_head]`; keys of the rows are in their pages. What other blocks attend to as well goes
-    /// along beside the rows.
+    /// The positions or pools of each row, `[n, per_row]`. `q` is `[n, n_head * head_dim]` as projected, `weights` is
+    /// `[n, n_head]`; keys of the rows are in their pages. A choice that other blocks use as well goes along beside the
+    /// rows.
     pub(super) fn choose(
         &self,
         cx: &mut BlockCx<'_>,

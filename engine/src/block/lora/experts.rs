@@ -51,7 +51,7 @@ impl ExpertLora {
         uses.iter().any(|used| used.adapter == self.adapter)
     }
 
-    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    /// Bytes of its matrices. A matrix that several projections share is counted once over all of them.
     pub(in crate::block) fn nbytes(&self) -> usize {
         self.a.nbytes() + self.b.nbytes()
     }

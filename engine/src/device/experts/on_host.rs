@@ -1,6 +1,6 @@
 //! The host beside a device: experts that lie in its memory are computed there, and all else goes on with the device.
 //!
-//! What crosses is one copy each way: rows with their routing, and what the experts make of them. The host waits for the first only.
+//! One copy crosses each way: rows with their routing, and the experts' outputs. The host waits for the first only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -119,8 +119,8 @@ impl Device {
         PackedMatrix::pack(&self.compute, ty, rows, cols, bytes)
     }
 
-    /// Sends rows and their routing to where the experts `w` lie; `None` where that is here. What is told to this device from now
-    /// on it computes meanwhile.
+    /// Sends rows and their routing to where the experts `w` lie; `None` where that is here. The device computes the
+    /// ops that it is told from now on meanwhile.
     ///
     /// # Panics
     /// If there is no memory for the copy. The stage ends with this as its reason.

@@ -34,7 +34,7 @@ impl Device {
         }
     }
 
-    /// Runs an op on the host. What a device has is brought here first, and what was written goes back.
+    /// Runs an op on the host. Operands with a device are copied to the host first, and results go back.
     fn run_on_host(&self, there: &There, op: Op<'_, Anywhere>) {
         let mut copies = None;
         let mut to_host = ToHost { next: Some(&mut copies), n: 0, written: Vec::new() };

@@ -32,8 +32,8 @@ struct Spare {
     n_grown: usize,
 }
 
-/// Rows of values, `[n_rows, cols]`, in memory of a scratch, to which it goes back, or in memory of their own. They read as
-/// one slice, row after row. What products make of them for themselves is kept until a value changes.
+/// Rows of values, `[n_rows, cols]`, in memory of a scratch, to which it goes back, or in memory of their own. They
+/// read as one slice, row after row. Forms that products make of them are kept until a value changes.
 #[derive(Default)]
 pub struct Rows {
     /// At least `len` of them, so that nothing is filled when longer rows are taken again.

@@ -1,5 +1,5 @@
-//! Drafts behind drawn tokens: the first block reads the drawn token with the row that it was drawn from. What it drafts is read
-//! next, with what the block gave itself.
+//! Drafts behind drawn tokens: the first block reads the drawn token with the row that it was drawn from. Its draft is
+//! read next, together with the block's own output row.
 
 use super::block::Input;
 use super::readings::Step;
@@ -84,7 +84,7 @@ impl OwnDrafts {
         }
     }
 
-    /// Each of several blocks reads the drawn token and the drafts before its own. What waits is read before.
+    /// Each of several blocks reads the drawn token and the drafts before its own. Waiting rows are read before.
     fn draft_with_several(&mut self, tools: &Tools<'_>, head: &mut Head, chains: &mut [Chain<'_>]) {
         for Chain { slot, pos, base, .. } in &*chains {
             self.read_waiting(tools, head, *slot, *pos);

@@ -1,8 +1,8 @@
 //! The model's own blocks of drafts, on the last stage: they read what a sequence reads, and draft what it may say next.
 //!
-//! What they give is advice. Nothing of it changes what the model computes, draws or keeps. Their entries lie in pages of their
-//! own, under the ids of the sequence's, each at the position of the token that it embeds. They are in no snapshot, checkpoint
-//! or record: where a state comes from elsewhere, blocks begin anew at the next page.
+//! Drafts are advice. Nothing of it changes what the model computes, draws or keeps. Their entries lie in pages of
+//! their own, under the ids of the sequence's, each at the position of the token that it embeds. They are in no
+//! snapshot, checkpoint or record: where a state comes from elsewhere, blocks begin anew at the next page.
 
 mod block;
 mod chain;

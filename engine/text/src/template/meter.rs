@@ -19,8 +19,8 @@ use super::list::List;
 /// Bytes of text and lists that any template may make.
 pub const TEMPLATE_BYTES: u64 = 128 << 20;
 /// Bytes that a rendering may make in addition for each byte of messages, tools and arguments. Templates copy these
-/// some times. Those that gather their output in a variable copy it with every message, which for a thousand messages
-/// is a thousand times half of it.
+/// some times. A template that gathers its output in a variable copies it with every message, which for a thousand
+/// messages is a thousand times half of it.
 pub const TEMPLATE_BYTES_PER_INPUT: u64 = 512;
 /// Most bytes of text and lists that a template may make, whatever its input.
 pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;

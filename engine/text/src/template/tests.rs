@@ -1,5 +1,5 @@
-//! Templates that grow, in every way that they can. Each is an error that names a limit, and takes little
-//! time and memory. What templates do in earnest stays as it was.
+//! Templates that grow, in every way that they can. Each is an error that names a limit, and takes little time and
+//! memory. Real templates work as before.
 
 use serde_json::{Value as Json, json};
 

@@ -3,7 +3,7 @@
 use brigade_ops::{Anywhere, Op, Product};
 use brigade_quant::GgmlType;
 
-/// The ops, by name. Of recurrences there is Mamba-2's alone.
+/// The ops, by name. The only recurrence is Mamba-2's.
 pub const OPS: [&str; 21] = [
     "AddExpertBiases",
     "AddPairs",

@@ -65,7 +65,7 @@ impl Turns {
         &mut self.line.stages()[0]
     }
 
-    /// Begins a ubatch of one part. What is in work too many is finished.
+    /// Begins a ubatch of one part. Ubatches beyond the allowed number are finished first.
     fn begin(&mut self, ops: Vec<SeqOp>, part: SeqPart) {
         let ub = UBatch { id: self.next_id, ops, parts: vec![part] };
         self.next_id += 1;

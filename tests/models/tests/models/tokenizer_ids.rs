@@ -1,6 +1,6 @@
 //! Tokenizers against llama.cpp's ids: every name that `tokenizer.ggml.pre` may have, and PLaMo's tokenizer. The
-//! vocabularies are made for this (see `tests/oracle/tokenizers.py`): bytes or characters, and merges over the borders of
-//! words. Of the ids of a text a hash is kept.
+//! vocabularies are made for this (see `tests/oracle/tokenizers.py`): bytes or characters, and merges over the borders
+//! of words. Only a hash of a text's ids is kept.
 
 use std::collections::BTreeMap;
 

@@ -77,9 +77,9 @@ struct Scored {
 }
 
 impl Gpu {
-    /// Writes the blocks that each head of each row attends to, ascending, as u32 to `out` `[n_rows, n_kv_head, per_row]`.
-    /// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. `false`: all rows do, and
-    /// nothing is written.
+    /// Writes the blocks that each head of each row attends to, ascending, as u32 to `out` `[n_rows, n_kv_head,
+    /// per_row]`. A row that sees no more than `per_row` blocks attends to all, and its numbers are zeros. `false`: all
+    /// rows do, and nothing is written.
     ///
     /// `q` is `[n_rows, n_kv_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in
     /// their pages.

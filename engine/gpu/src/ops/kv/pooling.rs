@@ -1,5 +1,5 @@
-//! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
-//! own: a softmax of the rows' gates.
+//! Pools of rows by a learned gate. A pool becomes a mean of its rows, in which each column has weights of its own: a
+//! softmax of the rows' gates.
 
 use brigade_ops::{AttendPart, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};

@@ -159,7 +159,7 @@ impl Units {
     }
 
     /// Number of rows for a workgroup with which the product is done soonest, where `enough` workgroups run at once.
-    /// What a workgroup does beside its rows counts as some more.
+    /// The fixed work of a workgroup counts as some more rows.
     fn rows(&self, n_rows: usize, panels: usize, enough: usize) -> usize {
         const BESIDE: usize = 128;
         let time = |rows: &usize| {

@@ -43,8 +43,8 @@ struct Tile<'a> {
 }
 
 impl Compute {
-    /// The blocks that each head of each row attends to, ascending: `[n_rows, n_kv_head, per_row]`. Those of a row that
-    /// sees no more than `per_row` blocks are zeros: it attends to all. `None`: all rows do.
+    /// The blocks that each head of each row attends to, ascending: `[n_rows, n_kv_head, per_row]`. A row that sees no
+    /// more than `per_row` blocks attends to all, and its numbers are zeros. `None`: all rows do.
     ///
     /// `q` is `[n_rows, n_kv_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in
     /// their pages.

@@ -1,5 +1,5 @@
-//! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
-//! own: a softmax of the rows' gates.
+//! Pools of rows by a learned gate. A pool becomes a mean of its rows, in which each column has weights of its own: a
+//! softmax of the rows' gates.
 //!
 //! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys
 //! of an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it

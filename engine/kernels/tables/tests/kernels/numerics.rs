@@ -1,6 +1,6 @@
-//! The number of what kernels compute is set by hand. Here it is held to the bits: a hash of every result that all tables
-//! agree on is in a file, beside the number. Who changes bits changes [`NUMERICS`] too, and `BRIGADE_BLESS=1` then writes the file
-//! anew (with `--test-threads 1`).
+//! The version of the kernels' numerics is set by hand. Here it is held to the bits: a hash of every result that all
+//! tables agree on is in a file, beside the number. A change of bits needs a new [`NUMERICS`], and `BRIGADE_BLESS=1`
+//! then writes the file anew (with `--test-threads 1`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
