@@ -1,4 +1,4 @@
-//! What text and sampling cost beside a forward pass: loading a vocabulary, cutting a long prompt into
+//! Benches of text and sampling, whose time adds to a forward pass: loading a vocabulary, cutting a long prompt into
 //! tokens, and drawing a token from a row of 150,000 logits.
 //!
 //! Run it with `cargo bench -p brigade-engine --bench text_and_sampling`. The vocabularies are found through

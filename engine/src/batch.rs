@@ -31,7 +31,7 @@ impl TokenMark {
     }
 }
 
-/// One micro-batch. Ids are consecutive per lane; a stage refuses a gap.
+/// One micro-batch: changes to sequences, and rows to compute. Ids are consecutive per lane; a stage refuses a gap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UBatch {
     /// Consecutive number in its lane, from 0 in each epoch.
@@ -63,52 +63,53 @@ pub enum SeqOp {
         slot: SlotId,
         /// Page `i` holds positions `i * KV_PAGE ..`; exclusively owned by this sequence.
         blocks: Vec<PageId>,
-        /// What the last stage needs to sample; `None` for a sequence that only wants logits.
+        /// Settings of the sampler on the last stage; `None` for a sequence that only wants logits.
         sampler: Option<Arc<SamplerSetup>>,
         /// Id of the request it is for, for logs; nothing is computed from it.
         request: Arc<str>,
     },
-    /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`.
-    /// Where the model has recurrent layers, `len` must be `src`'s length (on every stage, whatever its
-    /// own layers are). Page `i` of both may be the same one where all of its positions are below `len`:
-    /// nobody writes to it any more. It may also be where `src` is closed in the same ubatch.
+    /// Starts a sequence in `dst` as a copy of the first `len` positions of `src`. Where the model has recurrent
+    /// layers, `len` must be `src`'s length (on every stage, whatever its own layers are). Page `i` of both may be the
+    /// same one where all of its positions are below `len`: no sequence writes to it any more. It may also be where
+    /// `src` is closed in the same ubatch.
     Copy {
         /// An open sequence, unchanged by this.
         src: SlotId,
-        /// A free slot.
+        /// Slot of the copy, free until now.
         dst: SlotId,
-        /// Positions taken over.
+        /// Number of positions to copy.
         len: u32,
         /// Pages of the copy, as in [`SeqOp::Open`].
         blocks: Vec<PageId>,
-        /// As in [`SeqOp::Open`].
+        /// Settings of the sampler, as in [`SeqOp::Open`].
         sampler: Option<Arc<SamplerSetup>>,
-        /// As in [`SeqOp::Open`].
+        /// Id of the request, as in [`SeqOp::Open`].
         request: Arc<str>,
     },
-    /// Forgets positions `len..`. Where only the whole of a sequence has a state ([`Prefixes::Whole`]), refused unless
-    /// nothing is forgotten, or a plane has the state of so many positions and `len` is no less than what is sure.
+    /// Forgets positions `len..`. In a model where only the whole of a sequence has a state ([`Prefixes::Whole`]), it
+    /// is refused with two exceptions: nothing is forgotten, or a plane has the state of so many positions and `len` is
+    /// no less than what is sure.
     ///
     /// [`Prefixes::Whole`]: crate::spec::Prefixes::Whole
     Truncate {
-        /// An open sequence.
+        /// An open sequence, which loses positions.
         slot: SlotId,
-        /// Positions kept.
+        /// Number of positions to keep.
         len: u32,
-        /// Where the recurrent state of the first `len` positions is ([`Planes::to`] of the part that ended there), and
-        /// where it is from now on. That both are the same place costs nothing.
+        /// Place of the recurrent state of the first `len` positions ([`Planes::to`] of the part that ended there), and
+        /// the place that it has from now on. If both are the same, nothing is copied.
         planes: Option<Planes>,
     },
     /// Ends a sequence; its slot and pages are free from the next op on.
     Close {
-        /// An open sequence.
+        /// An open sequence, which ends.
         slot: SlotId,
     },
     /// Gives a sequence more pages, behind those that it has.
     Grow {
-        /// An open sequence.
+        /// An open sequence, which gets the pages.
         slot: SlotId,
-        /// As in [`SeqOp::Open`].
+        /// The additional pages, as in [`SeqOp::Open`].
         blocks: Vec<PageId>,
     },
     /// Draws the token of a sequence whose last row said [`RowValue::NotYet`], if its mask is there now. Its result
@@ -117,9 +118,9 @@ pub enum SeqOp {
         /// The sequence; nothing has happened to it since.
         slot: SlotId,
     },
-    /// From here on the model's own block of drafts reads what the sequence reads, so that it can draft for it
-    /// ([`Ahead::drafts`]). It follows the sequence's `Open` or `Copy`. Only a last stage that was loaded with that block
-    /// does anything.
+    /// Has the model's own block of drafts read the sequence from here on, so that it can draft for it
+    /// ([`Ahead::drafts`]). It follows the sequence's `Open` or `Copy`. Only a last stage that was loaded with that
+    /// block does anything.
     Draft {
         /// An open sequence.
         slot: SlotId,
@@ -129,14 +130,14 @@ pub enum SeqOp {
     Adapt {
         /// An open sequence without rows.
         slot: SlotId,
-        /// In the order in which they add to a row.
+        /// The adapters, in the order in which they add to a row.
         adapters: Arc<[AdapterUse]>,
     },
     /// Gives a sequence the name under which copies of its state are kept. Nothing is computed from it.
     Name {
         /// An open sequence.
         slot: SlotId,
-        /// `None`: it has none any more, and nobody needs its copies.
+        /// `None`: it has none any more, and its copies are not needed.
         name: Option<CopyName>,
     },
     /// Copies what is new of a sequence's state, so that it can be put back elsewhere: every stage at the same
@@ -147,9 +148,9 @@ pub enum SeqOp {
         /// Positions to copy; with recurrent layers in the model, all that the sequence has, or as many as `plane` has
         /// the state of.
         len: u32,
-        /// Where the recurrent state of so many positions is, where the sequence runs ahead of it.
+        /// Place of the recurrent state of so many positions, where the sequence runs ahead of it.
         plane: Option<SlotId>,
-        /// Of the tokens up to there.
+        /// Mark of the tokens up to there.
         mark: TokenMark,
         /// The line is about to be taken down: the stage keeps the state itself until the next line has it.
         parting: bool,
@@ -183,54 +184,54 @@ impl SeqOp {
 /// An adapter of the model in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterUse {
-    /// Its number, in the order in which the model's adapters were given.
+    /// Number of the adapter, in the order in which the model's adapters were given.
     pub adapter: u32,
-    /// How much of it.
+    /// Factor on the adapter's change.
     pub scale: f32,
 }
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeqPart {
-    /// The sequence.
+    /// An open sequence.
     pub slot: SlotId,
     /// Position of `tokens[0]`; equals the sequence's length so far on every stage.
     pub pos: u32,
     /// Token ids, in order; never empty. Every stage gets them (four bytes a row).
     pub tokens: Vec<u32>,
-    /// What the last stage returns for this part.
+    /// Results that the last stage returns for this part.
     pub want: Want,
     /// For a draw with [`Mirostat`]: what came back with the sequence's last token; `None`: it begins.
     pub mu: Option<f32>,
-    /// Of a sequence that runs ahead of what was drawn; `None`: all tokens up to the part's last are sure.
+    /// State of a sequence that runs ahead of its drawn tokens; `None`: all tokens up to the part's last are sure.
     pub ahead: Option<Ahead>,
 }
 
-/// Where a part stands whose sequence runs ahead of what was drawn: its tokens may be drafts, which a
+/// State of a part whose sequence runs ahead of its drawn tokens. The part's tokens may be drafts, which a
 /// [`SeqOp::Truncate`] takes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
     /// Positions before this one are never taken back; no more than the part's own.
     pub sure: u32,
-    /// So many of the part's first rows were read before: nothing is drawn from them.
+    /// Number of the part's first rows that were read before: nothing is drawn from them.
     pub known: u32,
-    /// Where recurrent states are read and written; `None` where each prefix of a sequence has a state.
+    /// Places where recurrent states are read and written; `None` where each prefix of a sequence has a state.
     pub planes: Option<Planes>,
-    /// So many tokens are to be drafted behind the last one that is drawn of the part, by the model's own block, at most
-    /// [`MAX_DRAFTED`]. 0: none. Only of a sequence that it reads ([`SeqOp::Draft`]).
+    /// Tokens that the model's own block drafts behind the last token drawn of the part, at most [`MAX_DRAFTED`]. 0:
+    /// none. The block must read the sequence ([`SeqOp::Draft`]).
     pub drafts: u32,
 }
 
 /// Planes are places of recurrent states: each slot has one, and a slot that no sequence lives in lends its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planes {
-    /// Has the state before the part's first row, and keeps it unless it is `to` as well.
+    /// Place of the state before the part's first row. It keeps that state unless it is `to` as well.
     pub from: SlotId,
-    /// Gets the state behind the part's last row.
+    /// Place that gets the state behind the part's last row.
     pub to: SlotId,
 }
 
-/// Which rows of a part pass through the head, and what becomes of them.
+/// Rows of a part that pass through the head, and the results wanted of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// No row: a prompt chunk that is not the last.
@@ -258,17 +259,17 @@ pub enum Want {
 /// Everything that decides how a sequence's tokens are drawn; fixed when it opens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplerSetup {
-    /// The chain's settings.
+    /// Settings of the sampling chain.
     pub params: SamplingParams,
-    /// With the position it seeds each draw, so other rows never disturb it.
+    /// Seed of the draws. Each draw is seeded by it and by the position, so other rows never disturb it.
     pub seed: u64,
-    /// How many alternatives to report with log-probabilities; `None`: no log-probabilities at all.
+    /// Alternatives to report with log-probabilities; `None`: no log-probabilities at all.
     pub top_logprobs: Option<u32>,
     /// Tokens that are not drawn yet.
     pub not_before: NotBefore,
-    /// What the answer has to fit; `None`: nothing.
+    /// Grammars that the answer has to match; `None`: none.
     pub constraint: Option<Arc<Constraint>>,
-    /// What a second sequence has to do with each draw; `None`: there is none.
+    /// Scale of the guidance by a second sequence; `None`: there is none.
     pub companion: Option<Companion>,
 }
 
@@ -284,7 +285,7 @@ impl SamplerSetup {
 /// another prompt and the same answer. The companion's [`Want::Companion`] part stands right before the part that is drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Companion {
-    /// By how much the difference of the two counts: 1 is the sequence alone, 0 the companion alone.
+    /// Factor on the difference of the two: 1 is the sequence alone, 0 the companion alone.
     pub scale: f32,
 }
 
@@ -293,11 +294,11 @@ pub struct Companion {
 pub struct NotBefore {
     /// First position at which they may be.
     pub pos: u32,
-    /// Their ids.
+    /// Ids of these tokens.
     pub tokens: Arc<[u32]>,
 }
 
-/// What an answer has to fit: a grammar for all of it, or for parts of it.
+/// Grammars that an answer has to match, as a whole or in parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraint {
     /// Position of the answer's first token.
@@ -308,20 +309,20 @@ pub struct Constraint {
     pub first: Option<u32>,
     /// Tokens that the answer may begin with instead, and is free then (they open reasoning, or a call).
     pub unless: Vec<u32>,
-    /// Where in free text grammars begin.
+    /// Texts behind which grammars begin in free text.
     pub markers: Vec<Marker>,
-    /// Draws may be put off ([`RowValue::NotYet`]). Without, a ubatch waits for its masks.
+    /// Whether draws may be put off ([`RowValue::NotYet`]). Without, a ubatch waits for its masks.
     pub later: bool,
-    /// Whose it is, for turns among those that are made: no mask depends on it.
+    /// Owner of the request. Owners take turns on the threads that make masks; no mask depends on the owner.
     pub owner: u64,
 }
 
-/// What a part of an answer has to fit.
+/// A grammar for a part of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grammar {
-    /// In llguidance's dialect of Lark, or a list of named grammars as JSON.
+    /// Grammar in llguidance's dialect of Lark, or a list of named grammars as JSON.
     pub text: String,
-    /// What follows when it is complete is free; otherwise nothing follows.
+    /// Whether the text behind the complete grammar is free. Otherwise the answer ends there.
     pub then_free: bool,
 }
 
@@ -334,14 +335,14 @@ pub struct Marker {
     pub grammar: u32,
 }
 
-/// What the last stage returns for a row.
+/// Result of the last stage for a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowOutput {
-    /// The sequence.
+    /// The row's sequence.
     pub slot: SlotId,
     /// Position of the row that was computed; a sampled token belongs at `pos + 1`.
     pub pos: u32,
-    /// Token or logits.
+    /// Token, logits or another result.
     pub value: RowValue,
     /// Microseconds that masks of the sequence took since its last result.
     pub mask_us: u32,
@@ -350,18 +351,17 @@ pub struct RowOutput {
 /// The result of one wanted row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RowValue {
-    /// A drawn token.
+    /// A token drawn from the row.
     Sampled(SampledToken),
     /// The whole row, `[n_vocab]`.
     Logits(Vec<f32>),
     /// A row that the head's norm made, `[n_embd]`.
     Hidden(Vec<f32>),
-    /// Why no token can be drawn, such as logits that are not numbers: the end of this sequence,
-    /// and of no other.
+    /// Reason why no token can be drawn, such as logits that are not numbers. It ends this sequence, and no other.
     Failed(String),
     /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so. Of a
-    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. What comes behind the
-    /// part is [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
+    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. Rows behind the
+    /// part are [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
     NotYet,
     /// A part's first row: what was drafted for it is wrong, and nothing was drawn from the part.
     Refuted,
@@ -376,25 +376,25 @@ pub const MAX_FORCED: usize = 8;
 /// A drawn token with what was asked about it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampledToken {
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
     /// Natural logarithm of its probability under softmax of the raw logits; `None` if not asked.
     pub logprob: Option<f32>,
     /// The most probable tokens, descending, of the same distribution.
     pub top: Vec<(u32, f32)>,
-    /// For the next draw with [`Mirostat`]; `None` without.
+    /// Mirostat's state for the next draw ([`Mirostat`]); `None` without.
     pub mu: Option<f32>,
     /// Tokens whose text must follow by the answer's grammar, at most [`MAX_FORCED`]. It may come in other tokens: they are
     /// drafts like others.
     pub forced: Vec<u32>,
-    /// What the model's own block drafts behind it, at most [`MAX_DRAFTED`].
+    /// Tokens that the model's own block drafts behind it, at most [`MAX_DRAFTED`].
     pub drafted: Vec<DraftedToken>,
 }
 
 /// A token that the model's own block drafts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftedToken {
-    /// Its id.
+    /// Id of the token.
     pub id: u32,
     /// The probability that the block gives it among all that could be drawn, 0 to 1.
     pub odds: f32,

@@ -12,7 +12,7 @@ use crate::gguf::{Gguf, TensorFiles, TensorInfo};
 use crate::quant::GgmlType;
 use crate::spec::{ModelError, ModelSpec, Streams};
 
-/// What the names of the directions begin with.
+/// Stem of the names of the directions.
 const DIRECTION: &str = "direction.";
 /// `general.architecture` of a file of control vectors.
 const ARCHITECTURE: &str = "controlvector";
@@ -86,7 +86,7 @@ impl ControlVectors {
         Ok(all)
     }
 
-    /// What is added behind `layer`, `[n_embd]`.
+    /// Vector that is added behind `layer`, `[n_embd]`.
     pub fn of(&self, layer: usize) -> Option<&[f32]> {
         self.by_layer.get(&layer).map(Vec::as_slice)
     }
@@ -106,7 +106,7 @@ impl ControlVectors {
         hasher.finalize()
     }
 
-    /// Those of `layers`, `[layers, n_embd]`, with zeros for a layer that has none.
+    /// Vectors of `layers`, `[layers, n_embd]`, with zeros for a layer that has none.
     pub fn rows(&self, layers: Range<usize>) -> Vec<f32> {
         let none = vec![0.0; self.n_embd];
         layers.flat_map(|layer| self.of(layer).unwrap_or(&none).to_vec()).collect()

@@ -10,7 +10,7 @@ pub enum BatchError {
     /// The slot does not exist on this stage.
     #[error("slot {} is out of range: the stage has {n_slots}", .slot.0)]
     NoSuchSlot {
-        /// The slot named.
+        /// Slot that was named.
         slot: SlotId,
         /// Slots of the stage.
         n_slots: usize,
@@ -24,7 +24,7 @@ pub enum BatchError {
     /// A block id beyond the stage's pages.
     #[error("block {block} is out of range: the stage has {n_blocks}")]
     NoSuchBlock {
-        /// The block named.
+        /// Block that was named.
         block: u32,
         /// Pages of the stage.
         n_blocks: u32,
@@ -32,11 +32,11 @@ pub enum BatchError {
     /// A part starts elsewhere than its sequence ends.
     #[error("slot {}: the part starts at position {found}, the sequence is {expected} long", .slot.0)]
     WrongPosition {
-        /// The sequence.
+        /// Slot of the sequence.
         slot: SlotId,
-        /// Its length.
+        /// Length of the sequence.
         expected: u32,
-        /// The part's position.
+        /// First position of the part.
         found: u32,
     },
     /// A copy or a cut at a position whose state is gone.
@@ -45,9 +45,9 @@ pub enum BatchError {
         .slot.0
     )]
     WholeOnly {
-        /// The sequence.
+        /// Slot of the sequence.
         slot: SlotId,
-        /// Its length.
+        /// Length of the sequence.
         len: u32,
         /// The position asked for.
         found: u32,
@@ -60,7 +60,7 @@ pub enum BatchError {
     OtherState {
         /// The slot whose place was named.
         plane: SlotId,
-        /// The sequence.
+        /// Slot of the sequence.
         slot: SlotId,
         /// Positions whose state was asked for.
         len: u32,
@@ -68,7 +68,7 @@ pub enum BatchError {
     /// A part runs past the pages of its sequence.
     #[error("slot {}: position {end} is beyond its {n_blocks} blocks", .slot.0)]
     BeyondBlocks {
-        /// The sequence.
+        /// Slot of the sequence.
         slot: SlotId,
         /// One past the last position asked for.
         end: u32,
@@ -81,7 +81,7 @@ pub enum BatchError {
     /// A token id that the embedding does not have.
     #[error("token {token} is not below the vocabulary's {n_vocab}")]
     NoSuchToken {
-        /// The id.
+        /// Token id that was given.
         token: u32,
         /// Size of the vocabulary.
         n_vocab: usize,
@@ -89,7 +89,7 @@ pub enum BatchError {
     /// A position that the model's table of positions does not have.
     #[error("slot {}: the model has rows for {n_positions} positions, the part goes beyond", .slot.0)]
     NoSuchPosition {
-        /// The sequence.
+        /// Slot of the sequence.
         slot: SlotId,
         /// Length of the table.
         n_positions: u32,
@@ -139,13 +139,13 @@ pub enum SnapshotError {
     Version {
         /// The version written here.
         expected: u32,
-        /// What the bytes say.
+        /// Beginning of the bytes that were given.
         found: String,
     },
-    /// Of another model, layer range or cache type.
+    /// A snapshot of another model, layer range or cache type.
     #[error("snapshot of something else: {0}")]
     Foreign(String),
-    /// Truncated or damaged.
+    /// The bytes are truncated or damaged.
     #[error("damaged snapshot: {0}")]
     Damaged(String),
     /// The sequence named cannot be read or written so.

@@ -1,4 +1,4 @@
-//! Where weights come from, and how blocks take them: by name, with the shape that they must have.
+//! Sources of weights, and the loader by which blocks take tensors: by name, with the shape that they must have.
 //!
 //! [`WeightLoader`] is strict. A tensor of the stage's layers that no block asked for is an error. So a model
 //! with parts that brigade does not compute never runs as if it had none.
@@ -57,11 +57,11 @@ impl TensorSource for Gguf {
     }
 }
 
-/// What an adapter's file has for one tensor of the model.
+/// Matrices of an adapter's file for one tensor of the model.
 pub struct AdapterTensors<'a> {
-    /// The adapter's number.
+    /// Number of the adapter.
     pub adapter: u32,
-    /// What its file scales all its changes with; 0: nothing.
+    /// Scale of all changes in the file; 0: the file has none.
     pub alpha: f32,
     /// `{in, rank}`, or as many of them as the tensor has matrices.
     pub a: &'a TensorInfo,
@@ -69,15 +69,15 @@ pub struct AdapterTensors<'a> {
     pub b: &'a TensorInfo,
 }
 
-/// Where routed experts are put.
+/// Memory for routed experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExpertsPlace {
-    /// Those of layers of the file before this one shall not take the memory of the device that computes the rest.
+    /// First layer of the file whose experts may take the memory of the device that computes the rest.
     beside_before: usize,
 }
 
 impl ExpertsPlace {
-    /// Those of layers before `beside_before` go elsewhere than the rest, if the device has such a place.
+    /// Experts of layers before `beside_before` lie elsewhere than the rest, if the device has such a place.
     ///
     /// # Errors
     /// The device's bits would depend on where they are.
@@ -155,7 +155,7 @@ impl<'a> WeightLoader<'a> {
         Self { experts, ..self }
     }
 
-    /// What is loaded from now on is of this layer of the file.
+    /// Sets the layer of the file to which the next tensors belong.
     pub(crate) fn at_layer(&mut self, layer: usize) {
         self.is_beside = self.experts.is_beside(layer);
     }
@@ -376,10 +376,9 @@ impl<'a> WeightLoader<'a> {
         Ok(bytes)
     }
 
-    /// What the products of tensor `name`, `n` matrices, are multiplied with. NVFP4 has scales in eight bits
-    /// only, and BitNet's ternary weights have none, so tensors `X.weight` may have an f32 scale for each matrix in
-    /// `X.scale`. NVFP4's `X.input_scale` would be for activations of four bits: ours have eight, and scales of their
-    /// own.
+    /// Factors on the products of tensor `name`, which has `n` matrices. NVFP4 has scales in eight bits only, and
+    /// BitNet's ternary weights have none, so tensors `X.weight` may have an f32 scale for each matrix in `X.scale`.
+    /// NVFP4's `X.input_scale` would be for activations of four bits: ours have eight, and scales of their own.
     fn scales(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
         let is_nvfp4 = self.model.tensor(name).is_some_and(|tensor| tensor.ty == GgmlType::NVFP4);
         let Some(stem) = name.strip_suffix(".weight") else { return Ok(vec![1.0; n]) };
@@ -396,7 +395,7 @@ impl<'a> WeightLoader<'a> {
         !self.model.adapters().is_empty()
     }
 
-    /// What each adapter has for tensor `name`; those that have nothing for it are left out.
+    /// Matrices of each adapter for tensor `name`. Adapters without such are left out.
     pub fn adapters(&self, name: &str) -> Result<Vec<AdapterTensors<'a>>, ModelError> {
         let mut found = Vec::new();
         for (adapter, file) in self.model.adapters().iter().enumerate() {
@@ -456,7 +455,7 @@ impl<'a> WeightLoader<'a> {
         Ok(values.into())
     }
 
-    /// As [`Self::values`], of a tensor that has one of two shapes with as many values.
+    /// As [`Self::values`], for a tensor that has one of two shapes with as many values.
     pub fn values_of_either(
         &mut self,
         name: &str,
@@ -468,7 +467,7 @@ impl<'a> WeightLoader<'a> {
         self.values(name, dims)
     }
 
-    /// As [`Self::vector`], `None` where the model lacks it.
+    /// As [`Self::vector`]; `None` where the model lacks the tensor.
     pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Vector>, ModelError> {
         self.has(name).then(|| self.vector(name, n)).transpose()
     }

@@ -1,5 +1,5 @@
-//! How much memory a loaded stage holds: its packed weights and its states, and no second copy of the file.
-//! This is a test program of its own, because it measures its process.
+//! Memory that a loaded stage holds: its packed weights and its states, and no second copy of the file. This is a test
+//! program of its own, because it measures its process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! What the kernels' benches share: what to run on, the machine's limits, and how a time is taken.
+//! Common parts of the kernels' benches: the kernels to run on, the machine's limits, and the measurement of a time.
 //!
 //! The environment chooses what runs:
 //!
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use brigade_engine::kernels::probe::{self, Int8Peak};
 use brigade_engine::kernels::{Compute, select};
 
-/// How long a case runs where nothing is said.
+/// Duration of a case by default.
 const CASE_TIME: Duration = Duration::from_millis(300);
 /// Least runs of a case.
 const LEAST_RUNS: usize = 5;
 
-/// What runs the cases, and how fast it can be.
+/// Kernels that run the cases, and the machine's limits.
 pub struct Bench {
     pub compute: Compute,
     pub limits: Limits,
@@ -41,7 +41,7 @@ fn variable(name: &str) -> Option<usize> {
 }
 
 impl Bench {
-    /// From the command line and the environment; measures and prints the limits.
+    /// Reads the command line and the environment, then measures and prints the limits.
     pub fn start() -> Self {
         let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_default();
         let name = std::env::var("BRIGADE_BENCH_KERNELS").ok();

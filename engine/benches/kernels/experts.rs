@@ -21,7 +21,7 @@ const WIDTH: usize = 2048;
 const N_FF: usize = 768;
 /// Choices of experts that are taken in turn, so that weights come from memory.
 const CHOICES: usize = 61;
-/// Sequences that decode.
+/// Numbers of sequences that decode.
 const ROWS: [usize; 3] = [1, 4, 16];
 const TYPES: [GgmlType; 3] = [GgmlType::Q4_K, GgmlType::MXFP4, GgmlType::Q8_0];
 

@@ -19,7 +19,7 @@ pub struct Mamba2 {
     dt: Vec<f32>,
 }
 
-/// Granite 4 H-Tiny.
+/// Sizes of Granite 4 H-Tiny.
 pub fn granite() -> Mamba2 {
     let shape = GRANITE;
     let below_0 = |seed, by: f32| values(shape.n_head, seed).iter().map(|v| v - by).collect();
@@ -65,7 +65,7 @@ impl Recurrence for Mamba2 {
         self.shape.n_inner()
     }
 
-    /// Decay, input, output.
+    /// Operations for decay, input and output.
     fn ops(&self) -> usize {
         5
     }

@@ -12,18 +12,18 @@ pub(super) const GENERAL_TYPE: &str = "general.type";
 const ADAPTER: &str = "adapter";
 /// Metadata key of what an adapter's changes are scaled with.
 pub const ALPHA: &str = "adapter.lora.alpha";
-/// What the names of the two halves of a change end with, behind the name of the model's tensor.
+/// Endings of the names of a change's two halves, behind the name of the model's tensor.
 pub const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
 
 /// An adapter of a model.
 pub struct Adapter {
     /// Path or name of its file, for messages.
     pub file: String,
-    /// Its metadata.
+    /// Metadata of the adapter's file.
     pub meta: Meta,
 }
 
-/// What an adapter has for one tensor.
+/// Tensors of an adapter for one tensor of the model.
 pub struct Pair<'a> {
     /// `{in, rank}`.
     pub a: &'a TensorInfo,
@@ -65,7 +65,7 @@ pub fn of_model(tensor: &str) -> (&str, bool) {
     }
 }
 
-/// What adapter number `adapter` has for the model's tensor `name`.
+/// Tensors of adapter number `adapter` for the model's tensor `name`.
 pub fn pair<'a>(model: &'a Gguf, name: &str, adapter: usize) -> Option<Pair<'a>> {
     let half = |half| model.tensor(&name_in_model(&format!("{name}{half}"), adapter));
     let [a, b] = HALVES.map(half);

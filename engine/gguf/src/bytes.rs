@@ -14,7 +14,7 @@ pub(super) enum Bytes {
 }
 
 impl Bytes {
-    /// Maps `path` read-only.
+    /// Maps the file at `path`, read-only.
     pub fn map(path: &Path) -> Result<Self, GgufError> {
         let io = |source| GgufError::io(path, source);
         let file = File::open(path).map_err(io)?;

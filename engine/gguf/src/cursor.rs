@@ -53,12 +53,12 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    /// A little-endian u32.
+    /// Reads a little-endian u32.
     pub fn u32(&mut self, field: Arguments<'_>) -> Result<u32, GgufError> {
         Ok(u32::from_le_bytes(self.array(field)?))
     }
 
-    /// A little-endian u64.
+    /// Reads a little-endian u64.
     pub fn u64(&mut self, field: Arguments<'_>) -> Result<u64, GgufError> {
         Ok(u64::from_le_bytes(self.array(field)?))
     }

@@ -7,9 +7,9 @@ use brigade_quant::GgmlType;
 /// One tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name, unique over all shards.
+    /// Name of the tensor, unique over all shards.
     pub name: String,
-    /// Element type.
+    /// Type of the elements.
     pub ty: GgmlType,
     /// Dimensions stored in the file; the rest of `ne` is 1.
     pub n_dims: usize,
@@ -19,7 +19,7 @@ pub struct TensorInfo {
     pub shard: usize,
     /// Offset of its first byte in that file.
     pub offset: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub nbytes: u64,
 }
 
@@ -30,7 +30,7 @@ impl TensorInfo {
         &self.ne[..self.n_dims]
     }
 
-    /// Number of elements.
+    /// Number of elements, the product of the dimensions.
     #[inline]
     pub fn n_elems(&self) -> usize {
         self.ne.iter().product()

@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file, sorted by what the caller can do about it.
+//! Errors of a GGUF file, sorted by the action that the caller can take.
 
 use std::fmt;
 use std::io;
@@ -10,41 +10,41 @@ pub enum GgufError {
     /// The operating system refused: check the path, rights and disk.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// The file is no longer what was opened: open it again, when nobody writes to it.
+    /// The file has changed since it was opened: open it again, when no program writes to it.
     #[error("{} has changed since it was opened: {problem}", path.display())]
     Changed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// How that shows.
+        /// Evidence of the change.
         problem: String,
     },
     /// The file breaks the format: fetch it again.
     #[error("{file}: {field}: {problem}")]
     Malformed {
-        /// The file's name.
+        /// Name of the file.
         file: String,
         /// The field that is wrong, e.g. `tensor 3 (blk.0.attn_q.weight) offset`.
         field: String,
-        /// What is wrong with it.
+        /// The contradiction or damage that was found.
         problem: String,
     },
     /// The file is well-formed, but of a kind that this reader does not read.
     #[error("{file}: {problem}")]
     Unsupported {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// What kind, and what to do instead.
+        /// Kind of file, and the action to take instead.
         problem: String,
     },
     /// The model lacks a metadata key that is needed.
     #[error("metadata key {key} is missing (wanted {wanted})")]
     MissingKey {
-        /// The key.
+        /// Key that is missing.
         key: String,
         /// The type it should have.
         wanted: &'static str,
@@ -52,33 +52,33 @@ pub enum GgufError {
     /// A metadata key holds another type than its meaning asks for.
     #[error("metadata key {key} is {found}, wanted {wanted}")]
     WrongType {
-        /// The key.
+        /// Key of the value.
         key: String,
         /// The type found, e.g. `array of 3 str`.
         found: String,
-        /// The type wanted.
+        /// Type that was wanted.
         wanted: String,
     },
     /// A metadata key has the right type and a value that makes no sense.
     #[error("metadata key {key}: {problem}")]
     BadValue {
-        /// The key.
+        /// Key of the value.
         key: String,
-        /// What is wrong with the value.
+        /// Reason why the value is refused.
         problem: String,
     },
     /// The model lacks a tensor that is needed.
     #[error("tensor {name} is missing")]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
     /// The tensor's data was asked of an object that holds the header alone.
     #[error("no data for tensor {name}: {file} was opened for its header only")]
     NoData {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// The file.
+        /// Name of the file.
         file: String,
     },
     /// The writer was given something that no reader would accept.
@@ -86,7 +86,7 @@ pub enum GgufError {
     Unwritable {
         /// The key or tensor.
         field: String,
-        /// What is wrong with it.
+        /// Reason why no reader would accept it.
         problem: String,
     },
 }

@@ -1,9 +1,9 @@
 //! A model's tensors, read from its open files and not mapped. Long-lived processes use this. A file that is
 //! cut off while it is mapped ends the process with a signal. While it is read, that is only an error.
 //!
-//! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation,
-//! exchange or setting of times, because the system itself stamps the change time (`ctime`) and lets nobody
-//! set it. It does not notice:
+//! [`FileState`] tells one state of a file from another. It promises to change with every write, truncation, exchange
+//! or setting of times, because the system itself stamps the change time (`ctime`), which programs cannot set. It does
+//! not notice:
 //!
 //! - a second change within one tick of the clock that stamps (see [`FileState::is_settled`]; the tick is
 //!   milliseconds, or a second or two on old file systems);
@@ -28,18 +28,18 @@ use super::read::{cut_off, open_header};
 /// by clocks of milliseconds, some of one or two seconds.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
-/// What tells one state of a file from another, on one machine. The module says what it promises.
+/// Identity of a file's state on one machine, by which a change is noticed. The module says what it promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
     /// Size in bytes.
     pub nbytes: u64,
-    /// Modification time, nanoseconds since the Unix epoch. Anybody can set it.
+    /// Modification time, nanoseconds since the Unix epoch. Any owner of the file can set it.
     pub mtime_ns: i64,
     /// Change time, nanoseconds since the Unix epoch. Set by the system with every change.
     pub ctime_ns: i64,
     /// Number within its file system.
     pub inode: u64,
-    /// The file system.
+    /// Number of the file system.
     pub device: u64,
 }
 
@@ -177,7 +177,7 @@ impl TensorFiles {
         }
     }
 
-    /// Where a tensor lies: for hints to the system.
+    /// File and offset of a tensor, for hints to the system.
     pub fn place(&self, tensor: &TensorInfo) -> Option<(&File, u64)> {
         self.files.get(tensor.shard).map(|open| (&open.file, tensor.offset))
     }

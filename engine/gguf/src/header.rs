@@ -17,9 +17,9 @@ const PACK_MAGIC: [u8; 8] = *b"GGUFHDR1";
 /// Most bytes accepted for one shard's header; the largest vocabularies take some 10 MB.
 pub const MAX_HEADER_BYTES: u64 = 1 << 30;
 
-/// What the bytes of a shard are.
+/// Extent of the bytes that are known of a shard.
 pub(super) enum Extent {
-    /// The whole file.
+    /// The bytes are the whole file.
     Whole,
     /// At least its header; how long the file is does not matter.
     Header,
@@ -172,7 +172,8 @@ pub(super) fn assemble(parts: Vec<Part>) -> Result<Gguf, GgufError> {
     Ok(Gguf { name, meta, tensors, by_name, adapters, shards })
 }
 
-/// How many of the parts are the model's own: those before the first adapter. The first one is, whatever it is.
+/// Number of parts of the model itself: those before the first adapter. The first part always counts. The first one is,
+/// whatever it is.
 fn n_model_files(parts: &[Part]) -> Result<usize, GgufError> {
     for (no, part) in parts.iter().enumerate().skip(1) {
         if adapters::is_adapter(&part.meta)? {

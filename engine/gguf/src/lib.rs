@@ -67,7 +67,7 @@ pub struct Gguf {
 
 /// One file of a model.
 struct Shard {
-    /// For messages.
+    /// Name of the file, for messages.
     name: String,
     /// `None` when the bytes did not come from a file.
     path: Option<PathBuf>,
@@ -182,7 +182,7 @@ impl Gguf {
         &self.meta
     }
 
-    /// `general.architecture`.
+    /// The architecture, `general.architecture`.
     ///
     /// # Errors
     /// The key is missing or not a string.
@@ -263,7 +263,7 @@ impl Gguf {
     }
 }
 
-/// Where a tensor lies in its file.
+/// Byte range of a tensor in its file.
 fn byte_range(tensor: &TensorInfo) -> Option<Range<usize>> {
     let end = tensor.offset.checked_add(tensor.nbytes)?;
     Some(usize::try_from(tensor.offset).ok()?..usize::try_from(end).ok()?)

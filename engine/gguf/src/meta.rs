@@ -12,14 +12,14 @@ use super::value::{ArrayRef, Value, ValueType};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Where one key's value lies in the header.
+/// Place of one key's value in the header.
 pub(super) struct Entry {
     pub key: String,
     pub kind: EntryKind,
     pub range: Range<usize>,
 }
 
-/// What an entry's range holds.
+/// Contents of an entry's range.
 #[derive(Clone, Copy)]
 pub(super) enum EntryKind {
     /// The value's bytes alone; for strings without the length.
@@ -66,17 +66,17 @@ macro_rules! accessors {
 accessors! {
     /// A u16 (only split files use it).
     u16, opt_u16, "u16", u16, |v| v.number()?.whole();
-    /// A u32.
+    /// A value of type u32.
     u32, opt_u32, "u32", u32, |v| v.number()?.whole();
-    /// An i32.
+    /// A value of type i32.
     i32, opt_i32, "i32", i32, |v| v.number()?.whole();
-    /// An f32.
+    /// A value of type f32.
     f32, opt_f32, "f32", f32, |v| Some(v.number()?.real_f32());
     /// A bool, or a number that is 0 or 1.
     bool, opt_bool, "bool", bool, flag;
     /// A string's bytes, whether or not they are UTF-8.
     byte_str, opt_byte_str, "str", &'a [u8], |v| if let Value::Str(x) = v { Some(x) } else { None };
-    /// A UTF-8 string.
+    /// A UTF-8 string without a copy.
     str, opt_str, "UTF-8 str", &'a str,
         |v| if let Value::Str(x) = v { std::str::from_utf8(x).ok() } else { None };
     /// An array of strings, without a copy: `byte_strs(key)?.collect::<Vec<_>>()`. Vocabularies
@@ -150,7 +150,7 @@ impl Meta {
         self.opt_u32_or_array(key, n)?.ok_or_else(|| missing(key, "u32 or array of u32"))
     }
 
-    /// As [`Meta::u32_or_array`]; `None` when the key is missing.
+    /// As [`Meta::u32_or_array`]; `None` where the key is missing.
     ///
     /// # Errors
     /// The key has another type, or its array has another length than `n`.

@@ -16,7 +16,7 @@ const MAX_VALUES: usize = 1 << 34;
 pub struct Npy {
     /// Sizes, the slowest-varying dimension first.
     pub shape: Vec<usize>,
-    /// The values.
+    /// Values in row-major order.
     pub data: Vec<f32>,
 }
 

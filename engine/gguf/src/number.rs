@@ -6,9 +6,9 @@
 /// A number as it was written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Without a fraction, in a type of whole numbers.
+    /// A number in a type without fractions.
     Whole(i128),
-    /// In a type of real numbers.
+    /// A number in a type of real numbers.
     Real(f64),
 }
 
@@ -42,7 +42,7 @@ impl Number {
         }
     }
 
-    /// What it says as a flag: 0 is no and 1 is yes; `None` for every other number.
+    /// The number as a flag: 0 is false and 1 is true. `None` for every other number.
     pub fn flag(self) -> Option<bool> {
         match self.whole::<u8>()? {
             0 => Some(false),

@@ -11,7 +11,7 @@ use super::parse;
 
 /// Bytes read at first for a header; most are within a few of them.
 const FIRST_READ: u64 = 1 << 20;
-/// How much more is read when that was not enough.
+/// Factor by which the next read is longer when the bytes were not enough.
 const READ_MORE: u64 = 8;
 
 /// Opens a file and reads its header.
@@ -48,7 +48,7 @@ fn read_header(file: &mut File, file_len: u64, path: &Path) -> Result<Vec<u8>, G
     }
 }
 
-/// Why a read up to byte `end` failed: a file that ends before was cut off.
+/// Error of a read up to byte `end`. A file that ends before that was cut off.
 pub fn cut_off(path: &Path, end: u64, source: io::Error) -> GgufError {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => {

@@ -24,7 +24,7 @@ fn tail(no: usize, count: usize) -> String {
     format!("-{:0DIGITS$}-of-{count:0DIGITS$}{SUFFIX}", no + 1)
 }
 
-/// What the name of the first of `count` shards ends with, for messages.
+/// Ending of the name of the first of `count` shards, for messages.
 pub(super) fn first_tail(count: usize) -> String {
     tail(0, count)
 }

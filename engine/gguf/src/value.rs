@@ -45,7 +45,7 @@ impl ValueType {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// Its name in messages.
+    /// Name of the type in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -76,7 +76,7 @@ impl ValueType {
     }
 }
 
-/// One metadata value.
+/// A metadata value, borrowed from the header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names are the types")]
 pub enum Value<'a> {
@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// Its type in words, e.g. `u32` or `array of 3 str`.
+    /// Type of the value in words, e.g. `u32` or `array of 3 str`. `u32` or `array of 3 str`.
     pub fn type_name(&self) -> String {
         let ty = match self {
             Self::U8(_) => ValueType::U8,
@@ -177,7 +177,7 @@ impl<'a> ArrayRef<'a> {
         Self { elem, len, bytes }
     }
 
-    /// The elements' type.
+    /// Type of the elements.
     pub fn elem(&self) -> ValueType {
         self.elem
     }

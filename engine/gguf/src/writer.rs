@@ -1,9 +1,8 @@
 //! Writes GGUF version 3 files. Metadata and the list of tensors come first, then the tensors' data as a
 //! stream.
 //!
-//! Tensors lie densely, in order, each padded to the alignment: llama.cpp accepts no other layout. What a
-//! reader would refuse is refused here as well: names that are too long, duplicates, rows that are not whole
-//! blocks.
+//! Tensors lie densely, in order, each padded to the alignment: llama.cpp accepts no other layout. The writer refuses
+//! everything that a reader would refuse: names that are too long, duplicates, rows that are not whole blocks.
 
 use super::directory::pad_up;
 use super::error::GgufError;
@@ -25,7 +24,7 @@ pub trait MetaValue {
 
 /// An element of a metadata array.
 pub trait MetaElement {
-    /// Its type.
+    /// Type of such values in the file.
     const TYPE: ValueType;
     /// Appends the value without a tag.
     fn encode_element(&self, out: &mut Vec<u8>);

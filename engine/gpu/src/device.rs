@@ -33,7 +33,7 @@ pub struct Gpu(Arc<Open>);
 
 struct Open {
     facts: GpuFacts,
-    /// [`GpuOptions::fast_math`].
+    /// Whether f16 matrix units may be used: [`GpuOptions::fast_math`].
     fast_math: bool,
     recorder: Mutex<Recorder>,
     pipelines: Mutex<Pipelines>,
@@ -43,7 +43,7 @@ struct Open {
     recorded: AtomicU64,
     done: AtomicU64,
     timeline: Timeline,
-    /// How often the host waited.
+    /// Number of times that the host waited.
     waits: AtomicU64,
     failure: OnceLock<GpuError>,
     /// The others are of it.
@@ -51,7 +51,7 @@ struct Open {
 }
 
 impl Gpu {
-    /// What each device of this machine says of itself, in the order of their indices.
+    /// Facts of each device of this machine, in the order of their indices.
     ///
     /// # Errors
     /// Where there is no Vulkan or no driver: what to install.
@@ -60,7 +60,7 @@ impl Gpu {
         instance.devices()?.into_iter().map(|device| GpuFacts::of(&instance, device)).collect()
     }
 
-    /// Opens a device.
+    /// Opens the device with this index.
     ///
     /// # Errors
     /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature, or what options ask for.
@@ -105,7 +105,7 @@ impl Gpu {
         })))
     }
 
-    /// What the device says of itself.
+    /// Facts of the device, as it states them.
     pub fn facts(&self) -> &GpuFacts {
         &self.0.facts
     }
@@ -120,23 +120,24 @@ impl Gpu {
         lock(&self.0.memory).used()
     }
 
-    /// Bytes of its own memory that nobody uses now, this process included; see [`GpuFacts::free_bytes`].
+    /// Free bytes of its own memory at present; see [`GpuFacts::free_bytes`].
     pub fn free_bytes(&self) -> u64 {
         let Device { instance, physical, .. } = &*self.0.device;
         Heaps::of(instance, *physical).free
     }
 
-    /// How often the host waited so far. Where nothing was recorded it does not wait.
+    /// Number of times that the host waited so far. Where nothing was recorded it does not wait. Where nothing was
+    /// recorded it does not wait.
     pub fn waits(&self) -> u64 {
         self.0.waits.load(Ordering::Relaxed)
     }
 
-    /// What the device was handed so far.
+    /// Counts of the work handed to the device so far.
     pub fn handed(&self) -> Handed {
         lock(&self.0.recorder).handed()
     }
 
-    /// What each kernel took since this was last asked, the longest first; nothing without [`GpuOptions::timed`].
+    /// Time of each kernel since the last call, the longest first. Empty without [`GpuOptions::timed`].
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.wait();
         lock(&self.0.recorder).take_times()
@@ -241,17 +242,17 @@ impl Gpu {
         });
     }
 
-    /// How many kernels are compiled by now, each for some constants.
+    /// Number of compiled kernels. A kernel counts once for each set of constants.
     pub fn n_kernels(&self) -> usize {
         lock(&self.0.pipelines).len()
     }
 
-    /// Who rehearses.
+    /// The threads that rehearse, with the runs that they noted.
     pub(crate) fn rehearsal(&self) -> &Rehearsal {
         &self.0.rehearsal
     }
 
-    /// Those of some kernels that are still to be compiled.
+    /// Those of the kernels `of` that are still to be compiled.
     pub(crate) fn not_compiled(&self, of: impl IntoIterator<Item = Wanted>) -> Vec<Wanted> {
         let pipelines = lock(&self.0.pipelines);
         of.into_iter().filter(|wanted| !pipelines.has(wanted)).collect()
@@ -395,7 +396,7 @@ impl Gpu {
         lock(&self.0.memory).take(device, len, purpose)
     }
 
-    /// Gives memory back.
+    /// Returns memory to the pool.
     pub(crate) fn give_region(&self, region: &Region) {
         let slab = lock(&self.0.memory).give(region);
         if let Some(slab) = slab {

@@ -1,8 +1,8 @@
-//! What goes wrong on a GPU, in words for operators.
+//! Errors of a GPU, in words for operators.
 
 use ash::vk;
 
-/// Why a device, its memory or its work is not to be had.
+/// Reasons why a device, its memory or its work is not available.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum GpuError {
     /// The machine has no Vulkan loader.
@@ -20,9 +20,9 @@ pub enum GpuError {
     /// The index is beyond the devices that there are.
     #[error("there is no GPU {index}: Vulkan finds {count}, counted from 0")]
     NoDevice {
-        /// What was asked for.
+        /// Index that was asked for.
         index: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
     /// The device or its driver lacks what the kernels need.
@@ -33,17 +33,17 @@ pub enum GpuError {
         /// Names of features, as Vulkan has them.
         missing: Vec<&'static str>,
     },
-    /// What is known of its driver forbids to use it.
+    /// The driver has a known fault, so that the device is not used.
     #[error("GPU {device} is not used with its driver {driver}: {why}, or use --device cpu")]
     BadDriver {
         /// Name of the device.
         device: String,
         /// Name and version of the driver.
         driver: String,
-        /// What is known.
+        /// The fault.
         why: &'static str,
     },
-    /// It does not compute what it has to.
+    /// The device computes other bits than it has to.
     #[error(
         "GPU {device} with driver {driver} computes other bits than stated in {op}: install another version of the driver{}, or use \
          --device cpu",
@@ -54,12 +54,12 @@ pub enum GpuError {
         device: String,
         /// Name and version of the driver.
         driver: String,
-        /// What it was asked to compute.
+        /// Operation that was checked.
         op: &'static str,
         /// Whether it has matrix units, which can be left alone.
         units: bool,
     },
-    /// Its matrix units for f16 compute something else than products.
+    /// The device's matrix units for f16 compute something else than products.
     #[error(
         "GPU {device} with driver {driver} is far off in {op} with --fast-math: start without --fast-math, or install another version \
          of the driver"
@@ -69,7 +69,7 @@ pub enum GpuError {
         device: String,
         /// Name and version of the driver.
         driver: String,
-        /// What it was asked to compute.
+        /// Operation that was checked.
         op: &'static str,
     },
     /// Fast math was asked for, and the device has not what it needs.
@@ -98,7 +98,7 @@ pub enum GpuError {
     OutOfMemory {
         /// Bytes of the buffer.
         wanted: u64,
-        /// Bytes taken before.
+        /// Bytes in use before.
         used: u64,
         /// The limit of [`GpuOptions`](crate::GpuOptions).
         limit: Option<u64>,
@@ -114,15 +114,15 @@ pub enum GpuError {
         "the GPU did not finish its work in {seconds} s: it hangs, or it is far too slow for this model. Restart the worker"
     )]
     TimedOut {
-        /// How long it was waited for without any progress.
+        /// Seconds of waiting without any progress.
         seconds: u64,
     },
     /// Another refusal of the driver.
     #[error("the GPU's driver refuses {doing}: {result}")]
     Vulkan {
-        /// What was asked of it.
+        /// Action that was asked of the driver.
         doing: &'static str,
-        /// Its answer.
+        /// Answer of the driver.
         result: vk::Result,
     },
 }

@@ -1,8 +1,9 @@
 //! The GPU side of the engine: ops on device memory through Vulkan 1.3, which is loaded at run time.
 //!
-//! A [`Gpu`] hands out memory ([`GpuBuffer`]) and records ops ([`Gpu::run`]), each of which is a method too. They run in the order in which they were
-//! recorded. Whoever reads memory on the host waits for them first, without having to ask for it. The bits of every op are those of
-//! the engine's kernel table `unfused`; but for products of many rows with [fast math](GpuOptions::fast_math).
+//! A [`Gpu`] hands out memory ([`GpuBuffer`]) and records ops ([`Gpu::run`]), each of which is a method too. They run
+//! in the order in which they were recorded. A read of memory on the host waits for them first, by itself. The bits of
+//! every op are those of the engine's kernel table `unfused`; but for products of many rows with [fast
+//! math](GpuOptions::fast_math).
 //!
 //! Nothing here knows models, layers or files, only addresses, shapes and packed bytes.
 

@@ -43,7 +43,7 @@ impl Buffer for GpuBuffer {
     }
 }
 
-/// Takes operands to a GPU. What is read and does not lie there is put there.
+/// Takes operands to a GPU. Values that are read and lie elsewhere are copied there.
 ///
 /// # Panics
 /// If something that is to be written lies elsewhere, or the GPU has no memory for its copy of a vector.
@@ -82,7 +82,7 @@ impl Gpu {
     }
 }
 
-/// Where a part of a GPU's buffer lies.
+/// Span of a part of a GPU's buffer.
 ///
 /// # Panics
 /// If the buffer is none of a GPU.
@@ -91,7 +91,7 @@ pub fn span_of(part: Part<'_>) -> Span<'_> {
     buffer.span().part(bytes)
 }
 
-/// Where a part of a GPU's buffer lies, to be written: nobody else has it.
+/// Span of a part of a GPU's buffer that is to be written. The part has no other user.
 ///
 /// # Panics
 /// If the buffer is none of a GPU.

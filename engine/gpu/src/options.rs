@@ -1,9 +1,9 @@
-//! How a GPU is used.
+//! Options for the use of a GPU.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a GPU is used.
+/// Options for the use of a GPU.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
     /// Folder that keeps compiled kernels from one run to the next; `None`: they are compiled in each.
@@ -19,7 +19,7 @@ pub struct GpuOptions {
     pub fast_math: bool,
     /// Whether weights and states lie where the host does not see them even if it could: as with a card of its own, for tests.
     pub apart: bool,
-    /// How long the device may make no progress before it counts as hanging.
+    /// Longest time without progress, after which the device counts as hanging.
     pub patience: Duration,
     /// Whether each run of a kernel is timed ([`Gpu::kernel_times`](crate::Gpu::kernel_times)). The host then waits for each
     /// batch: it is for measuring kernels alone.

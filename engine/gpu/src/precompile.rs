@@ -8,9 +8,10 @@ use crate::error::GpuError;
 use crate::pipelines::Wanted;
 
 impl Gpu {
-    /// Compiles all kernels that `pass` runs and that were not compiled before, on all cores at once, and returns how many these
-    /// were. The pass itself computes nothing: what this thread tells the device is left out, and memory that it takes is zero.
-    /// States that it writes stay as they are. What other threads tell the device is done as ever.
+    /// Compiles all kernels that `pass` runs and that were not compiled before, on all cores at once, and returns how
+    /// many these were. The pass itself computes nothing: what this thread tells the device is left out, and memory
+    /// that it takes is zero. States that it writes stay as they are. The device runs the ops of other threads as
+    /// usual.
     ///
     /// # Errors
     /// A kernel does not compile, or the device failed before.

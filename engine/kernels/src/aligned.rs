@@ -29,7 +29,7 @@ pub(crate) struct AlignedBytes {
 enum Memory {
     Heap(Box<[Line]>),
     Slab(Piece),
-    /// A device's. What is shared stays as it is.
+    /// Memory of a device. Shared memory is never changed. What is shared stays as it is.
     Device(Arc<dyn Buffer>),
 }
 
@@ -58,7 +58,7 @@ impl AlignedBytes {
         Self { len, memory: Memory::Device(memory) }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -73,7 +73,7 @@ impl AlignedBytes {
     }
 }
 
-/// For what runs on the host. Of a device's memory it sees nothing: weights there are read by its ops.
+/// For what runs on the host. It sees no memory of a device: weights there are read by its ops.
 impl Deref for AlignedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

@@ -1,4 +1,4 @@
-//! What every op runs on: one kernel table and one thread pool. Each stage has one such pair.
+//! The means of every op on the host: one kernel table and one thread pool. Each stage has one such pair.
 
 use super::pool::Pool;
 use super::table::Kernels;

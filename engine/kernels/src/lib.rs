@@ -67,7 +67,7 @@ pub use tiles::scan::wkv6::Wkv6Rows;
 pub use tiles::scan::wkv7::Wkv7Rows;
 pub use tiles::scan::{Columns, FLUSH_EVERY, ScanPart};
 
-/// What the tables are made of.
+/// Parts of which the tables are made.
 pub mod lanes {
     pub use crate::cpu::lanes::scalar::Scalar;
     pub use crate::cpu::lanes::unfused::Unfused;
@@ -76,7 +76,7 @@ pub mod lanes {
     pub use crate::simd::{LANES, Op, Simd, chained};
 }
 
-/// What the kernels' own tests need beside that and what blocks call.
+/// Items for the kernels' own tests only.
 pub mod inner {
     pub use crate::cpu::exp::{EXP_ERROR, exp};
     pub use crate::cpu::products::matmul_f32::RUN;

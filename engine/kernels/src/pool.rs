@@ -163,7 +163,7 @@ impl Pool {
         }
     }
 
-    /// Lets nobody enter any more and waits for those inside.
+    /// Lets no thread enter any more, and waits for those inside.
     fn close(&self) {
         let state = &self.shared.state.0;
         let mut turns = 0u32;
@@ -190,7 +190,7 @@ impl Drop for Pool {
             handle.unpark();
         }
         for worker in self.workers.drain(..) {
-            // A worker catches its chunks' panics, so a join error has nobody left to tell.
+            // A worker catches its chunks' panics, so a join error concerns no caller.
             drop(worker.join());
         }
     }

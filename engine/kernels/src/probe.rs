@@ -15,12 +15,12 @@ use super::simd::LANES;
 use super::table::Kernels;
 use brigade_quant::KernelError;
 
-/// How long a limit is measured.
+/// Duration of one measurement.
 const PROBE_TIME: Duration = Duration::from_millis(100);
 /// Least memory that is read in turn, and most; between them [`CACHES`] times the last cache.
 const READ_BYTES: usize = 192 << 20;
 const MOST_READ_BYTES: usize = 1 << 30;
-/// How much of the last cache must have been replaced before a byte is read again.
+/// Sizes of the last cache that must pass before a byte is read again.
 const CACHES: usize = 4;
 /// Bytes that each thread reads in a slice.
 const READ_SLICE: usize = 16 << 20;
@@ -90,9 +90,9 @@ fn last_cache_bytes() -> usize {
 /// Operations a second of all threads together with 8-bit activations, additions and multiplications counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Int8Peak {
-    /// With codes of four bits.
+    /// Operations a second with codes of four bits.
     pub narrow: f64,
-    /// With weights that fill the byte. As many, where one instruction does either.
+    /// Operations a second with weights that use all eight bits. As many, where one instruction does either.
     pub wide: f64,
 }
 
@@ -103,7 +103,7 @@ impl Int8Peak {
     }
 }
 
-/// Measures both.
+/// Measures both rates, one after the other.
 pub fn int8_peak(compute: &Compute) -> Int8Peak {
     let rate = |dots| arithmetic(compute, dots) * DOT_OPS as f64;
     let kernels = compute.kernels();
@@ -125,7 +125,7 @@ pub fn steps(kernels: &Kernels, turns: usize) -> [usize; 3] {
     ]
 }
 
-/// Steps a second.
+/// Steps a second that all threads compute.
 fn arithmetic(compute: &Compute, steps: fn(usize) -> usize) -> f64 {
     best_slice(|_| {
         let total = AtomicUsize::new(0);

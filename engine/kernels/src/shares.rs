@@ -65,7 +65,7 @@ impl Shares {
         }
     }
 
-    /// A chunk that nobody had: of this thread's own as long as there are some, then from the end of another's.
+    /// A chunk that no thread has had: of this thread's own as long as there are some, then from the end of another's.
     pub(crate) fn next(&self, thread: usize) -> Option<usize> {
         let n_threads = self.0.len();
         let own = self.0[thread].0.first();

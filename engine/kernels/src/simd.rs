@@ -6,8 +6,8 @@
 //! subnormals are not flushed. Integers wrap. So a kernel that is
 //! written once in these operations gives the same bits on every table. NaN payloads are the one exception.
 //!
-//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so whoever holds one may use the
-//! instructions behind it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
+//! A [`Simd`] value is a proof. It can only be had from [`Simd::detect`], so its holder may use the instructions behind
+//! it. Reductions over lanes use one fixed tree ([`Simd::sum`]).
 
 pub use brigade_shapes::LANES;
 
@@ -16,7 +16,7 @@ pub const MAX_TILE: usize = 8;
 
 /// A computation that is compiled once per instruction set; see [`Simd::run`].
 pub trait Op {
-    /// What it returns.
+    /// Result of the body.
     type Out;
     /// The body. Implementations are `#[inline(always)]`, so that it is compiled with the
     /// instructions that `s` proves.
@@ -25,7 +25,7 @@ pub trait Op {
 
 /// Sixteen lanes of f32 or i32 (or 64 bytes) and what can be done with them.
 pub trait Simd: Copy + Send + Sync + 'static {
-    /// Sixteen f32.
+    /// Sixteen f32 lanes.
     type F: Copy;
     /// Sixteen i32, or 64 bytes, four to a lane, little-endian.
     type I: Copy;
@@ -42,8 +42,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
     /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
     const TOGETHER: bool = false;
-    /// Chains of products, each of which waits for the one before, that keep the multipliers busy: a tile of fewer rows
-    /// has several for each row, and adds them up at the end of a block. Results do not depend on it.
+    /// Chains of products, each of which waits for the one before, that keep the multipliers busy. A tile of fewer rows
+    /// has several chains for each row, and adds them up at the end of a block. Results do not depend on the number.
     const CHAINS: usize = 1;
     /// Whether the sums of a slice that was unpacked beforehand take all its integers before its floats: where registers
     /// do not hold both. Results do not depend on it.
@@ -54,11 +54,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Compiles and runs `op` with the instructions enabled.
     fn run<O: Op>(self, op: O) -> O::Out;
 
-    /// All lanes `x`.
+    /// All lanes set to `x`.
     fn splat(self, x: f32) -> Self::F;
-    /// Lanes from memory.
+    /// Lanes read from memory.
     fn load(self, x: &[f32; LANES]) -> Self::F;
-    /// Lanes to memory.
+    /// Writes the lanes to memory.
     fn store(self, v: Self::F, out: &mut [f32; LANES]);
     /// Half-precision lanes, widened exactly.
     fn load_f16(self, x: &[u16; LANES]) -> Self::F;
@@ -92,7 +92,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The same bits read as f32.
     fn bits_f32(self, v: Self::I) -> Self::F;
 
-    /// All lanes `x`.
+    /// All lanes set to `x`.
     fn splat_i(self, x: i32) -> Self::I;
     /// The same four bytes in all lanes.
     fn splat_bytes(self, x: &[i8; 4]) -> Self::I;
@@ -150,7 +150,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     ) -> [Self::I; T] {
         chained(self, acc, w, x, Self::dot4_signed)
     }
-    /// Where an accumulator of `dot4_signed` starts, given `-Σx` over all its activations.
+    /// Start of an accumulator of `dot4_signed`, given `-Σx` over all its activations.
     fn signed_start(self, neg_sum: i32) -> Self::I;
 
     /// Asks for the cache lines `ahead..ahead + len` bytes from the start of `bytes`, which may lie
@@ -160,7 +160,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let _ = (bytes, ahead, len);
     }
 
-    /// All lanes zero.
+    /// All lanes set to 0.
     #[inline(always)]
     fn zero(self) -> Self::F {
         self.splat(0.0)
@@ -212,8 +212,8 @@ const fn chains<S: Simd>(n_rows: usize) -> usize {
     }
 }
 
-/// To `acc[t]` is added what `dot` makes of each vector of `w` and the four bytes `x[t][v]`, in as many chains as keep the
-/// multipliers busy.
+/// Adds to each `acc[t]` the results of `dot` for the vectors of `w` and the four bytes `x[t][v]`, in as many chains as
+/// keep the multipliers busy.
 #[inline(always)]
 pub fn chained<S: Simd, const T: usize, const N: usize>(
     s: S,

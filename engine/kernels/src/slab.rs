@@ -1,6 +1,6 @@
 //! Large mappings in huge pages, which allocations share: each is the next piece of the newest one.
 //!
-//! Pieces are never used again. What is dropped gives its memory back to the system at once, whole pages of it; the
+//! Pieces are never used again. A dropped piece gives its memory back to the system at once, whole pages of it; the
 //! mapping goes with its last piece.
 
 use std::ops::Range;
@@ -11,13 +11,13 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use brigade_quant::KernelError;
 
-/// Bytes of a slab, or as many as one allocation needs. What is not used yet takes no memory.
+/// Bytes of a slab, or as many as one allocation needs. Unused parts take no memory.
 const SLAB: usize = 64 << 20;
 
-/// Where huge pages of the usual processors begin, and how long they are.
+/// Length and alignment of huge pages on the usual processors.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Where pieces begin: a cache line.
+/// Alignment of pieces: a cache line.
 const LINE: usize = 64;
 
 /// No system has larger pages that are not huge.
@@ -58,7 +58,7 @@ impl Slab {
     }
 }
 
-/// Bytes that nobody else has, from a cache line's start.
+/// Bytes of its own, from a cache line's start.
 pub(crate) struct Piece {
     slab: Arc<Slab>,
     /// In the slab's map, within its part.

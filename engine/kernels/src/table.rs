@@ -21,15 +21,15 @@ use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile};
 use brigade_shapes::GateBounds;
 use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
-/// Version of what the kernels compute. Who changes a bit of what an op gives changes it, and workers of two releases
-/// that compute other bits are told apart. Tables with the same number give the same bits: tests hold them to it.
+/// Version of the kernels' numerics. A change of any bit of an op's result needs a new number, by which workers of two
+/// releases with different bits are told apart. Tables with the same number give the same bits: tests hold them to it.
 pub const NUMERICS: u32 = 1;
 
-/// As [`NUMERICS`], of kernels without fused steps: the numerics of GPUs.
+/// Version of the numerics of kernels without fused steps, which are those of GPUs.
 pub const NUMERICS_UNFUSED: u32 = 1 << 16 | NUMERICS;
 
-/// As [`NUMERICS`], of a GPU with fast math: a number for each maker, device and driver, which `identity` names, since their
-/// matrix units add in orders of their own. It is none of the others.
+/// Version of the numerics of a GPU with fast math. Matrix units add in orders of their own, so every maker, device and
+/// driver, which `identity` names, has a version that differs from all others.
 pub fn fast_numerics(identity: &str) -> u32 {
     let hash = blake3::hash(format!("{NUMERICS_UNFUSED} {identity}").as_bytes());
     let [a, b, c, d, ..] = *hash.as_bytes();
@@ -40,7 +40,7 @@ pub fn fast_numerics(identity: &str) -> u32 {
 pub struct Kernels {
     /// Name for logs and for `--kernels`: `avx512`, `avxvnni`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
-    /// [`NUMERICS`], or [`NUMERICS_UNFUSED`].
+    /// Version of the numerics: [`NUMERICS`], or [`NUMERICS_UNFUSED`].
     pub numerics: u32,
     /// Whether this machine has the instructions.
     pub detected: fn() -> bool,

@@ -16,7 +16,8 @@ pub const SMALL: [(&str, u32); 8] = [
     ("attention.value_length", 16),
 ];
 
-/// Why an architecture refuses a model with these keys, which stand behind the architecture's name.
+/// The message with which an architecture refuses a model with these keys, given without the architecture's name before
+/// them.
 ///
 /// # Panics
 /// Where it does not refuse the model.

@@ -3,8 +3,8 @@
 //! There is one file for each architecture, or for a few that are alike. To add one, write its file and its
 //! line in `ARCHS` (`models/mod.rs`); nothing else changes.
 //!
-//! What comes out is made of the types of `brigade-spec`. Making it reads no tensor data. So the planner, `inspect` and
-//! the coordinator use the same specs as the stages. Nothing that computes needs this crate.
+//! The result is made of the types of `brigade-spec`. Making it reads no tensor data. So the planner, `inspect` and the
+//! coordinator use the same specs as the stages. Nothing that computes needs this crate.
 //!
 //! Reading order:
 //!
@@ -65,7 +65,7 @@ pub fn described(model: &Gguf) -> Result<Described<'_>, ModelError> {
     Ok(Described { model, spec: Arc::new(describe(model)?) })
 }
 
-/// Why an architecture does not run, and what to do.
+/// Message for an architecture that does not run: the reason, and the remedy.
 fn refusal(arch: &str) -> String {
     match refused().find(|(name, _)| *name == arch) {
         Some((_, reason)) => format!(

@@ -1,5 +1,5 @@
-//! A device beside the host, as the engine knows it: memory of its own, and kernels for some of the ops. All that is particular to
-//! one kind of device stands behind this trait, in a crate of its own.
+//! An accelerator beside the host, as the engine knows it: a device with memory of its own and kernels for some of the
+//! ops. Code for one kind of device stands behind this trait, in a crate of its own.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,13 +12,14 @@ use crate::op::Op;
 use crate::place::Anywhere;
 use crate::view::{Buffer, Part};
 
-/// A device. It does what it is told in that order, at once or later; whoever reads its memory on the host waits for it without
-/// having to ask. Errors stick: after the first, ops do nothing, and [`Accelerator::check`] tells it.
+/// A device with memory of its own. It executes ops in the order in which it is told them, at once or later. A read of
+/// its memory from the host waits for them by itself. Errors stick: after the first, ops do nothing, and
+/// [`Accelerator::check`] returns it.
 ///
-/// What is written out here is that of a device that does all at once, never fails and compiles nothing. All others have methods of
-/// their own for that.
+/// The default methods fit a device that runs every op at once, never fails and compiles nothing. Other devices have
+/// methods of their own.
 pub trait Accelerator: Any + Send + Sync {
-    /// What it is and can do.
+    /// The device's fixed properties.
     fn facts(&self) -> AcceleratorFacts;
 
     /// Memory of `len` bytes: zero where it is to last, anything else where it was used before.
@@ -38,8 +39,8 @@ pub trait Accelerator: Any + Send + Sync {
         fill: &mut Fill<'_>,
     ) -> Result<Arc<dyn Buffer>, DeviceError>;
 
-    /// What finds the matrices of all experts of a tensor in [`Op::ExpertProducts`]; `None`: there is no such op, and experts are
-    /// multiplied one by one.
+    /// Makes the table that [`Op::ExpertProducts`] reads, of the matrices of all experts of a tensor. `None`: the
+    /// device has no such op, and experts are multiplied one by one.
     ///
     /// # Errors
     /// There is no room.
@@ -47,12 +48,12 @@ pub trait Accelerator: Any + Send + Sync {
         Ok(None)
     }
 
-    /// Whether it has a kernel for an op whose results lie with it. What it has not, the host computes: on copies, which it puts back.
-    /// So every device has [`Op::Copy`], and [`Op::CopySlot`] and [`Op::Map`] by a constant, with which memory is made ready; it is
-    /// not asked for these then.
+    /// Whether the device has a kernel for an op whose results lie with it. The host computes the other ops on copies,
+    /// which it puts back. So every device has [`Op::Copy`], and [`Op::CopySlot`] and [`Op::Map`] by a constant, with
+    /// which memory is made ready; it is not asked for these then.
     fn supports(&self, op: &Op<'_, Anywhere>) -> bool;
 
-    /// Begins with an op that it supports. What is read and lies with the host is brought here.
+    /// Begins with an op that the device supports. Operands that lie with the host are brought to it.
     ///
     /// # Errors
     /// There is no room for memory that the op needs.
@@ -92,17 +93,17 @@ pub trait Accelerator: Any + Send + Sync {
         Ok(0)
     }
 
-    /// What it does now.
+    /// Whether the device is idle, and whether it only notes ops.
     fn state(&self) -> AcceleratorState {
         AcceleratorState { is_idle: true, is_rehearsing: false }
     }
 
-    /// What it did so far.
+    /// Counts since the device was opened.
     fn counts(&self) -> AcceleratorCounts {
         AcceleratorCounts::default()
     }
 
-    /// What each kernel took since this was last asked, where that is measured.
+    /// Time that each kernel took since the last call. Empty where kernels are not timed.
     fn kernel_times(&self) -> Vec<KernelTime> {
         Vec::new()
     }
@@ -111,22 +112,22 @@ pub trait Accelerator: Any + Send + Sync {
 /// Writes a range of bytes of what is kept. It gets room for these alone.
 pub type Fill<'a> = dyn FnMut(Range<usize>, &mut [u8]) + 'a;
 
-/// What [`Accelerator::table`] makes.
+/// The experts' matrices as [`Op::ExpertProducts`] finds them, made by [`Accelerator::table`].
 pub type Table = Box<dyn Any + Send + Sync>;
 
 /// The matrices of all experts of a tensor, `[rows, cols]` each.
 pub struct Matrices {
-    /// Their type.
+    /// Type of the weights.
     pub ty: GgmlType,
-    /// Output features.
+    /// Output features of each matrix.
     pub rows: usize,
-    /// Input features.
+    /// Input features of each matrix.
     pub cols: usize,
-    /// Where each lies, and what products with it are multiplied with.
+    /// For each expert its packed matrix, and the factor on products with it.
     pub all: Vec<(Arc<dyn Buffer>, f32)>,
 }
 
-/// What memory is for.
+/// The use of a piece of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Lives as long as a model.
@@ -139,10 +140,11 @@ pub enum Purpose {
     Results,
 }
 
-/// What a device is.
+/// A device's fixed properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceleratorFacts {
-    /// Its units' name where products of many rows have bits of their own; else all bits are those of the kernels `unfused`.
+    /// Name of the matrix units, where they compute products of many rows with bits of their own. `None`: all bits are
+    /// those of the kernels `unfused`.
     pub fast_units: Option<String>,
     /// The host's cores pass for it.
     pub is_on_cores: bool,
@@ -150,7 +152,7 @@ pub struct AcceleratorFacts {
     pub most_index_heads: usize,
 }
 
-/// What a device does now.
+/// Whether a device has work at present, and whether it only notes ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceleratorState {
     /// All that it was told was waited for, so that the host reads and writes at once.
@@ -159,54 +161,56 @@ pub struct AcceleratorState {
     pub is_rehearsing: bool,
 }
 
-/// What a device did so far.
+/// Counts of a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceleratorCounts {
-    /// How often the host waited for it.
+    /// Times that the host waited for the device.
     pub waits: u64,
-    /// What it was handed.
+    /// Work that the host handed to it.
     pub handed: Handed,
     /// Kernels that are compiled.
     pub n_kernels: usize,
 }
 
-/// What a device was handed.
+/// Work that the host handed to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handed {
-    /// Runs of kernels.
+    /// Dispatches of kernels.
     pub runs: u64,
-    /// Batches of them.
+    /// Batches in which the dispatches were submitted.
     pub batches: u64,
-    /// Batches that had to be recorded: the others do what one before them did, and were there.
+    /// Batches that had to be recorded. The others are equal to an earlier batch and use its recording.
     pub recorded: u64,
 }
 
-/// What runs of a kernel with equal constants and as many workgroups took.
+/// Time of all runs of a kernel with equal constants and as many workgroups.
 #[derive(Clone, Debug)]
 pub struct KernelTime {
     /// The kernel's name: that of its file.
     pub name: &'static str,
-    /// Its specialization constants from 0 on.
+    /// Specialization constants from number 0 on.
     pub constants: Vec<u32>,
     /// Workgroups along each axis.
     pub groups: [u32; 3],
-    /// How often it ran.
+    /// Runs that were measured.
     pub runs: u32,
-    /// From the end of the run before each to its own, added up.
+    /// Sum of the times from the end of the run before each to its own end.
     pub took: Duration,
 }
 
-/// What the host wants.
+/// Values of a device that the host asks for.
 pub enum ToFetch<'a> {
-    /// Copies of these, one behind the other.
+    /// Copies of these parts, one behind the other.
     Copies(&'a [Part<'a>]),
-    /// All of it; nobody else needs it.
+    /// The whole buffer, which has no other user.
     Whole(Box<dyn Buffer>),
 }
 
-/// Bytes on their way to the host. They are there when what the device was told up to now is done; it may be at work then.
+/// Bytes on their way to the host. They arrive when the device has done all that it was told up to now. It may go on
+/// with other work meanwhile.
 pub trait Fetch: Send + Sync {
-    /// They: waits for them. Where the device failed they are anything, and [`Accelerator::check`] says so.
+    /// Waits for the bytes and returns them. After an error of the device their values mean nothing, and
+    /// [`Accelerator::check`] returns the error.
     fn bytes(&self) -> &[u8];
 }
 

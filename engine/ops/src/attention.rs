@@ -16,7 +16,7 @@ pub struct KvWrite<'a, P: Place> {
     pub pool: P::Write<'a, u8>,
     /// The rows, with the pages that they go to.
     pub parts: &'a [AttendPart<'a>],
-    /// What they leave there.
+    /// Keys and values to write.
     pub rows: KvRows<P::Read<'a, f32>>,
 }
 
@@ -28,20 +28,20 @@ pub struct AttendOver<'a, B, L> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: B,
-    /// The rows.
+    /// The rows that attend, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Query heads, a multiple of the layout's heads; consecutive ones share a head.
     pub n_head: usize,
     /// Factor on the scores, usually `1 / sqrt(head_dim_k)`.
     pub scale: f32,
-    /// What few models change of the softmax.
+    /// Changes to the softmax that only some models have.
     pub variant: AttendVariant<'a, L>,
 }
 
-/// What few models change of a layer's attention; the default changes nothing.
+/// Changes to a layer's attention that only some models have. The default changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct AttendVariant<'a, L> {
-    /// What a row sees of the positions before it; `None`: all of them.
+    /// Window of earlier positions that a row sees; `None`: all of them.
     pub window: Option<Window>,
     /// Bound of the scores: `cap * tanh(score / cap)` after the scale.
     pub softcap: Option<f32>,
@@ -50,7 +50,7 @@ pub struct AttendVariant<'a, L> {
     /// For each query head what a score loses for every position between it and its row (ALiBi, arXiv
     /// 2108.12409): after the scale and the bound.
     pub slopes: Option<&'a Vector>,
-    /// What scores gain by the distance.
+    /// Added to the scores by distance; `None`: nothing.
     pub biases: Option<DistanceBiases<'a>>,
     /// Whether a row sees the positions of its part that come after its own. The part is all of its sequence.
     pub both_ways: bool,
@@ -73,18 +73,18 @@ impl<L> Default for AttendVariant<'_, L> {
     }
 }
 
-/// What a score gains by how far its position is ahead of the row's own (T5, arXiv 1910.10683, section 2.1): after the
-/// scale and the bound.
+/// Biases that a score gains by the distance of its position ahead of the row's own (T5, arXiv 1910.10683, section
+/// 2.1). They are added after the scale and the bound.
 #[derive(Clone, Copy, Debug)]
 pub struct DistanceBiases<'a> {
     /// `[n_head, 2 * reach + 1]`: of the distances `-reach..=reach`. Farther ones count as the farthest.
     pub of_heads: &'a Vector,
-    /// The farthest distance that is told from others.
+    /// The farthest distance with a bias of its own.
     pub reach: usize,
 }
 
 impl<'a> DistanceBiases<'a> {
-    /// Those of one head.
+    /// Biases of one head, `[2 * reach + 1]`.
     #[inline]
     pub fn of(&self, head: usize) -> &'a [f32] {
         let n = 2 * self.reach + 1;
@@ -92,10 +92,10 @@ impl<'a> DistanceBiases<'a> {
     }
 }
 
-/// Which blocks rows attend to.
+/// Blocks that rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenBlocks<L> {
-    /// Of the blocks, and how many a row attends to at most.
+    /// Positions of a block, and most blocks that a row attends to.
     pub sizes: BlockSizes,
     /// Rows that see no more positions than this attend to all they see.
     pub n_near: usize,
@@ -109,7 +109,7 @@ pub const NO_BLOCK: u32 = u32::MAX;
 
 /// Attention of query rows to their pages. Keys and values of the rows themselves must be in their pages.
 pub struct Attend<'a, P: Place> {
-    /// What is attended to, and how.
+    /// Pages, rows and softmax of the attention.
     pub over: AttendOver<'a, P::Read<'a, u8>, P::Read<'a, u32>>,
     /// `[n_rows, n_head * head_dim_k]`.
     pub q: P::Read<'a, f32>,
@@ -119,9 +119,9 @@ pub struct Attend<'a, P: Place> {
 
 /// [`Attend`] to chosen positions alone, whose values are in their keys.
 pub struct AttendChosen<'a, P: Place> {
-    /// What is attended to, and how.
+    /// Pages, rows and softmax of the attention.
     pub over: AttendOver<'a, P::Read<'a, u8>, P::Read<'a, u32>>,
-    /// So many pools for each row that sees more; others attend to all they see.
+    /// Positions of a pool, and the pools chosen for a row. Rows that see no more pools attend to all they see.
     pub sizes: PoolSizes,
     /// `[n_rows, per_row]`: the pools, ascending, as whole numbers. Where a pool is one position, these are positions.
     pub pools: P::Read<'a, f32>,
@@ -133,7 +133,7 @@ pub struct AttendChosen<'a, P: Place> {
 
 carried!(KvWrite { layout: same, pool: write, parts: same, rows: rows });
 
-/// What is attended to, at another place.
+/// The same attention with operands at another place.
 fn over<'a: 'b, 'b, A: Place, B: Place>(
     over: AttendOver<'a, A::Read<'a, u8>, A::Read<'a, u32>>,
     by: &mut impl Carry<'a, 'b, A, B>,

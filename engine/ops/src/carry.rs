@@ -13,7 +13,8 @@ pub trait Carry<'a: 'b, 'b, A: Place, B: Place> {
     /// Values that are written.
     fn write<T: Element>(&mut self, values: A::Write<'a, T>) -> B::Write<'b, T>;
 
-    /// What a device keeps of values. With a copy of these an empty one goes.
+    /// Carries the place for derived copies along with values. Where the values are copied, an empty one takes its
+    /// place.
     fn derived(&mut self, derived: &'a Derived) -> &'b Derived {
         derived
     }

@@ -13,11 +13,11 @@ use crate::vector::Vector;
 /// Entries of a sequence that became complete.
 #[derive(Clone, Copy, Debug)]
 pub struct NewEntries<'a> {
-    /// The sequence's pages.
+    /// Pages of the sequence.
     pub pages: &'a [PageId],
-    /// The first of them; the others follow.
+    /// Number of the first entry; the others follow.
     pub first: usize,
-    /// How many there are.
+    /// Number of entries.
     pub n: usize,
 }
 
@@ -27,7 +27,7 @@ pub struct WriteEntries<'a, P: Place> {
     pub layout: &'a EntryLayout,
     /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Write<'a, u8>,
-    /// Which entries.
+    /// Sequences and their new entries, in the order of `keys`.
     pub new: &'a [NewEntries<'a>],
     /// `[n, width]`.
     pub keys: P::Read<'a, f32>,
@@ -42,7 +42,7 @@ pub struct ChooseEntries<'a, P: Place> {
     pub layout: &'a EntryLayout,
     /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Read<'a, u8>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index; they share its keys.
     pub n_head: usize,
@@ -50,7 +50,7 @@ pub struct ChooseEntries<'a, P: Place> {
     pub per_row: usize,
     /// `[n_rows, n_head * index_dim]`.
     pub q: P::Read<'a, f32>,
-    /// `[n_rows, n_head]`.
+    /// `[n_rows, n_head]`: weight of each head's score.
     pub weights: P::Read<'a, f32>,
     /// `[n_far, per_row]`: of the rows that see more ([`n_far`]), in their order.
     pub out: P::Write<'a, u32>,
@@ -63,9 +63,9 @@ pub struct AttendEntries<'a, P: Place> {
     pub layout: &'a EntryLayout,
     /// The layer's pages of entries one after the other, starting on a multiple of 64 bytes; `None`: there are no entries.
     pub pool: Option<P::Read<'a, u8>>,
-    /// The rows.
+    /// The rows that attend, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// Which entries rows attend to; `None`: all they see.
+    /// Entries that rows attend to; `None`: all they see.
     pub chosen: Option<ChosenEntries<P::Read<'a, u32>>>,
     /// The last positions that a row sees beside entries, its own included; at least 1.
     pub window: usize,
@@ -87,7 +87,7 @@ pub struct AttendEntries<'a, P: Place> {
 /// The entries that rows attend to which see more.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenEntries<L> {
-    /// So many for each such row.
+    /// Number of entries that are chosen for each such row.
     pub per_row: usize,
     /// `[n_far, per_row]`: ascending, of the rows that see more ([`n_far`]), in their order.
     pub lists: L,

@@ -11,9 +11,9 @@ use crate::routing::{Routing, RoutingPart};
 
 /// Chooses experts for each row by what a router gives each.
 pub struct Route<'a, P: Place> {
-    /// How they are chosen and weighed; the bias is `[n_expert]`.
+    /// Rule of choice and of weights; the bias is `[n_expert]`.
     pub choice: ExpertChoice<'a, P::Read<'a, f32>>,
-    /// What the router gives, `[n_rows, n_expert]`.
+    /// The router's scores, `[n_rows, n_expert]`.
     pub probs: P::Read<'a, f32>,
     /// Filled with what was chosen, where that was chosen.
     pub routing: &'a mut Routing,
@@ -27,7 +27,7 @@ pub struct RowsOfPairs<'a, P: Place> {
     pub x: P::Read<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// The pairs.
+    /// The pairs of rows and experts.
     pub routing: &'a Routing,
     /// `[n_pairs, d]`.
     pub out: P::Write<'a, f32>,
@@ -41,7 +41,7 @@ pub struct WeighPairs<'a, P: Place> {
     pub x: P::Write<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// The pairs.
+    /// The pairs of rows and experts.
     pub routing: &'a Routing,
 }
 
@@ -55,7 +55,7 @@ pub struct AddExpertBiases<'a, P: Place> {
     pub d: usize,
     /// `[n_expert, d]`.
     pub biases: P::Read<'a, f32>,
-    /// The pairs.
+    /// The pairs of rows and experts.
     pub routing: &'a Routing,
 }
 
@@ -69,9 +69,9 @@ pub struct AddPairs<'a, P: Place> {
     pub d: usize,
     /// `[n_pairs, d]`.
     pub x: P::Read<'a, f32>,
-    /// The pairs.
+    /// The pairs of rows and experts.
     pub routing: &'a Routing,
-    /// They were weighed before: each counts once.
+    /// Whether the rows of `x` were weighed before; then each has weight 1.
     pub are_weighed: bool,
 }
 
@@ -85,9 +85,9 @@ pub struct AddToPairs<'a, P: Place> {
     pub d: usize,
     /// `[part.n_pairs(), d]`, sorted as pairs are.
     pub x: P::Read<'a, f32>,
-    /// The pairs.
+    /// The pairs of some rows.
     pub part: &'a RoutingPart<'a>,
-    /// What multiplies them.
+    /// Factor on `x`.
     pub factor: f32,
 }
 
@@ -96,15 +96,15 @@ carried!(AddToPairs { out: write, d: same, x: read, part: pairs, factor: same })
 /// Several products of the same rows with matrices of their experts, none of which reads what another writes. The host has no such
 /// op: it multiplies expert by expert.
 pub struct ExpertProducts<'a, P: Place> {
-    /// The pairs.
+    /// The pairs of rows and experts that are multiplied.
     pub pairs: PairsOf<'a>,
-    /// What they read.
+    /// Rows that the experts read.
     pub x: ExpertRows<P::Read<'a, f32>>,
     /// Values of a row of `x`.
     pub cols: usize,
     /// The other forms of `x` that products read.
     pub forms: &'a Derived,
-    /// The products.
+    /// The products, each with a tensor and an output.
     pub jobs: Vec<ExpertProduct<'a, P>>,
 }
 
@@ -112,7 +112,8 @@ carried!(ExpertProducts { pairs: pairs, x: rows, cols: same, forms: derived, job
 
 /// One product: `out[i, o] = Σ_k x[i, k] * w[o, k]` for each pair `i`, `x` being its row and `w` its expert.
 pub struct ExpertProduct<'a, P: Place> {
-    /// Where a device has the matrices of all experts, `[rows, cols]` each: what it made for that.
+    /// The device's table of the matrices of all experts, `[rows, cols]` each, by
+    /// [`Accelerator::table`](crate::Accelerator::table).
     pub table: &'a (dyn Any + Send + Sync),
     /// `[n_pairs, rows]`.
     pub out: P::Write<'a, f32>,
@@ -123,14 +124,14 @@ carried!(ExpertProduct { table: same, out: write });
 /// Pairs that are multiplied.
 #[derive(Clone, Copy, Debug)]
 pub enum PairsOf<'a> {
-    /// Of all rows that were routed.
+    /// Pairs of all rows that were routed.
     All(&'a Routing),
-    /// Of some of them.
+    /// Pairs of some consecutive rows.
     Some(&'a RoutingPart<'a>),
 }
 
 impl<'a> PairsOf<'a> {
-    /// What they are of.
+    /// The routing that the pairs belong to.
     pub fn routing(&self) -> &'a Routing {
         match self {
             Self::All(routing) => routing,
@@ -142,7 +143,7 @@ impl<'a> PairsOf<'a> {
 /// The rows that experts read.
 #[derive(Clone, Copy, Debug)]
 pub enum ExpertRows<V> {
-    /// Those that were routed, `[n_rows, cols]`; for the pairs of some rows those of all pairs.
+    /// The rows that were routed, `[n_rows, cols]`. With pairs of some rows, these are still the rows of all pairs.
     Routed(V),
     /// One for each pair, `[n_pairs, cols]`.
     OfPairs(V),

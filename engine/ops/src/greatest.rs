@@ -18,11 +18,11 @@ carried!(Greatest { x: read, d: same, out: write });
 
 /// Finds the greatest values of each row; of equal ones the earlier.
 pub struct FewGreatest<'a, P: Place> {
-    /// `[n_rows, d]`, numbers.
+    /// `[n_rows, d]`, all of them numbers.
     pub x: P::Read<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// How many are wanted, at most `d`.
+    /// Values to find in each row, at most `d`.
     pub k: usize,
     /// For each row `k` places, which ascend, and the bits of the values there: `[n_rows, 2, k]`.
     pub out: P::Write<'a, u32>,
@@ -30,7 +30,7 @@ pub struct FewGreatest<'a, P: Place> {
 
 carried!(FewGreatest { x: read, d: same, k: same, out: write });
 
-/// The key of what is not below infinity: also of what is no number.
+/// The key of positive infinity and of values that are not a number.
 pub const NO_NUMBER: u32 = u32::MAX;
 
 /// A value as a whole number that is ordered as values are. Zeros are equal, whatever their sign.

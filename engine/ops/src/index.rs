@@ -1,4 +1,4 @@
-//! What indexes of sparse attention choose, and the keys by which they do.
+//! Indexes of sparse attention: the choice of pools and blocks, and the keys it is made by.
 
 use brigade_shapes::{BlockSizes, KvLayout, PoolSizes, ValuePlace};
 
@@ -17,31 +17,31 @@ pub struct Choose<'a, P: Place> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Read<'a, u8>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index; they share its keys.
     pub n_head: usize,
-    /// What is chosen.
+    /// Positions of a pool, and pools chosen for a row.
     pub sizes: PoolSizes,
     /// `[n_rows, n_head * dim]`.
     pub q: P::Read<'a, f32>,
-    /// `[n_rows, n_head]`.
+    /// `[n_rows, n_head]`: weight of each head's score.
     pub weights: P::Read<'a, f32>,
     /// `[n_rows, per_row]`.
     pub out: P::Write<'a, f32>,
 }
 
-/// The blocks that each head of each row attends to, ascending: those with the greatest product of a query and a key, and the newest.
-/// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. Keys of the rows themselves must be in their
-/// pages.
+/// The blocks that each head of each row attends to, ascending: those with the greatest product of a query and a key,
+/// and the newest. A row that sees no more than `per_row` blocks attends to all, and its numbers are zeros. Keys of the
+/// rows themselves must be in their pages.
 pub struct ChooseBlocks<'a, P: Place> {
     /// Shape of the pages, which have keys of the index. The index has a query for each of their heads.
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Read<'a, u8>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// What is chosen.
+    /// Positions of a block, and blocks chosen for a row.
     pub sizes: BlockSizes,
     /// `[n_rows, n_kv_head * index_dim]`.
     pub q: P::Read<'a, f32>,
@@ -49,26 +49,28 @@ pub struct ChooseBlocks<'a, P: Place> {
     pub out: P::Write<'a, u32>,
 }
 
-/// The blocks that each row attends to, ascending, the same for all its heads: the `per_row - 1` whole ones with the greatest
-/// `Σ_h max(q[h] · key, 0)`, where `key` is the normed and rotated mean of a block's keys, and the one behind the last whole block;
-/// [`NO_BLOCK`](crate::NO_BLOCK) if the row sees nothing of that. Those of a row that sees no more whole blocks are zeros: it attends
-/// to all. Of blocks with the same score the lower ones are chosen. Keys of the rows themselves must be in their pages.
+/// The blocks that each row attends to, ascending, the same for all its heads. Chosen are the `per_row - 1` whole
+/// blocks with the greatest `Σ_h max(q[h] · key, 0)`, where `key` is the normed and rotated mean of a block's keys.
+/// Behind them stands the block after the last whole one, or [`NO_BLOCK`](crate::NO_BLOCK) if the row sees nothing of
+/// that. A row that sees no more whole blocks attends to all, and its numbers are zeros. Of blocks with the same score
+/// the lower ones are chosen. Keys of the rows themselves must be in their pages.
 pub struct ChooseByMeans<'a, P: Place> {
     /// Shape of the pages, which have keys of the index.
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Read<'a, u8>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index; they share its keys.
     pub n_head: usize,
-    /// What is chosen: whole blocks, and behind them one that is not whole.
+    /// Positions of a block, and blocks chosen for a row: whole ones, and one behind them that is not whole.
     pub sizes: BlockSizes,
     /// Weight of the norm of a mean, `[index_dim]`.
     pub norm: P::Read<'a, f32>,
-    /// Its epsilon.
+    /// Epsilon of that norm.
     pub eps: f32,
-    /// What rotates a normed mean: row `i` as a key at the first position of block `i`, for all blocks that a row sees whole.
+    /// Rotation of a normed mean: angles `i` are those of the first position of block `i`, for all blocks that a row
+    /// sees whole.
     pub rope: Option<Angles<P::Read<'a, f32>>>,
     /// `[n_rows, n_head * index_dim]`.
     pub q: P::Read<'a, f32>,
@@ -84,7 +86,7 @@ pub struct PoolKeys<'a, P: Place> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: P::Write<'a, u8>,
-    /// The rows.
+    /// The rows whose pools become complete, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Positions of a pool, at least 2; pools lie side by side from position 0.
     pub positions: usize,

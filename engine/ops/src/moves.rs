@@ -10,7 +10,7 @@ pub struct HeadColumns {
     pub stride: usize,
     /// The first of the columns.
     pub first: usize,
-    /// How many columns there are.
+    /// Number of columns.
     pub width: usize,
 }
 
@@ -26,15 +26,15 @@ impl HeadColumns {
 
 /// `to = from`.
 pub struct Copy<'a, P: Place> {
-    /// The values.
+    /// Source values.
     pub from: P::Read<'a, f32>,
-    /// As many.
+    /// Destination, of the same length.
     pub to: P::Write<'a, f32>,
 }
 
 carried!(Copy { from: read, to: write });
 
-/// Of slots of `per_slot` values each, copies one to another.
+/// Copies one slot to another; slots have `per_slot` values each.
 pub struct CopySlot<'a, P: Place> {
     /// `[n_slots, per_slot]`.
     pub slots: P::Write<'a, f32>,
@@ -54,7 +54,7 @@ pub struct HeadsApart<'a, P: Place> {
     pub from: P::Read<'a, f32>,
     /// Heads of a row.
     pub n_head: usize,
-    /// Which columns of a head.
+    /// Columns of each head.
     pub columns: HeadColumns,
     /// `[n_head, n, width]`.
     pub to: P::Write<'a, f32>,
@@ -66,7 +66,7 @@ pub struct HeadsTogether<'a, P: Place> {
     pub from: P::Read<'a, f32>,
     /// Heads of a row.
     pub n_head: usize,
-    /// Which columns of a head.
+    /// Columns of each head.
     pub columns: HeadColumns,
     /// `[n, n_head, stride]`.
     pub to: P::Write<'a, f32>,
@@ -76,9 +76,9 @@ pub struct HeadsTogether<'a, P: Place> {
 pub struct FillColumns<'a, P: Place> {
     /// `[n_rows, stride]`.
     pub x: P::Write<'a, f32>,
-    /// Which columns.
+    /// Columns to fill.
     pub columns: HeadColumns,
-    /// What they become.
+    /// The value they get.
     pub value: f32,
 }
 
@@ -88,7 +88,7 @@ pub struct RepeatRows<'a, P: Place> {
     pub x: P::Read<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// How often.
+    /// Copies of each row.
     pub times: usize,
     /// `[n_rows, times, d]`.
     pub out: P::Write<'a, f32>,
@@ -110,24 +110,24 @@ pub struct GatherRows<'a, P: Place> {
 pub struct AddPicked<'a, P: Place> {
     /// `[n_rows, d]`.
     pub out: P::Write<'a, f32>,
-    /// `[_, d]`.
+    /// `[_, d]`: the rows that are added.
     pub table: P::Read<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// Of each row a row of the table.
+    /// For each row the number of a row of `table`.
     pub picked: P::Read<'a, u32>,
 }
 
 /// Copies `width` values for each of `places`: those of `from` from the first number on to those of `to` from the second on. No
 /// value is written twice.
 pub struct CopyParts<'a, P: Place> {
-    /// Where they are.
+    /// Source values.
     pub from: P::Read<'a, f32>,
-    /// Where they go.
+    /// Destination values.
     pub to: P::Write<'a, f32>,
-    /// Values of a place.
+    /// Values of each copy.
     pub width: usize,
-    /// Where in `from`, and where in `to`.
+    /// For each copy its first value in `from`, and its first value in `to`.
     pub places: &'a [[usize; 2]],
 }
 

@@ -7,7 +7,7 @@ use crate::{
     streams,
 };
 
-/// The operands of one op, as whoever calls it gives them.
+/// The operands of one op, as the caller gives them.
 pub trait Operands<'a>: Into<Op<'a, Anywhere>> {
     /// The op with its operands at another place: as [`Op::carried`], where it is known which op it is.
     fn at<'b, B: Place>(self, by: &mut impl Carry<'a, 'b, Anywhere, B>) -> Op<'b, B>
@@ -19,7 +19,7 @@ pub trait Operands<'a>: Into<Op<'a, Anywhere>> {
 /// way to another place.
 macro_rules! ops {
     ($($(#[$doc:meta])* $op:ident($($operands:ident)::+),)*) => {
-        /// What a device may be told to do, with its operands at the place `P`. What an op means is said at its operands.
+        /// An op for a device, with its operands at the place `P`. The type of the operands documents the meaning.
         pub enum Op<'a, P: Place> {
             $($(#[$doc])* $op($($operands)::+<'a, P>),)*
         }
@@ -42,7 +42,7 @@ macro_rules! ops {
         })*
 
         impl<'a, A: Place> Op<'a, A> {
-            /// Its name, for messages and counts.
+            /// Name of the op, for messages and counts.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$op(_) => stringify!($op),)*
@@ -80,15 +80,15 @@ ops! {
     RowsOfPairs(experts::RowsOfPairs),
     /// Rows of pairs by their weights.
     WeighPairs(experts::WeighPairs),
-    /// Biases of experts.
+    /// Biases of experts, added by pair.
     AddExpertBiases(experts::AddExpertBiases),
     /// Sums of the pairs of each row.
     AddPairs(experts::AddPairs),
-    /// What is added to pairs of some rows.
+    /// Rows for some of the pairs, added to those of all pairs.
     AddToPairs(experts::AddToPairs),
     /// Products of rows with experts.
     ExpertProducts(experts::ExpertProducts),
-    /// Values to others.
+    /// A copy of values.
     Copy(moves::Copy),
     /// A slot to another.
     CopySlot(moves::CopySlot),
@@ -112,7 +112,7 @@ ops! {
     CopyParts(moves::CopyParts),
     /// Halves of rows to pairs.
     HalvesToPairs(moves::HalvesToPairs),
-    /// Rotations of heads.
+    /// Rotary positions of heads.
     Rope(rope::Rope),
     /// A function of each value.
     Map(rowwise::Map),
@@ -132,7 +132,7 @@ ops! {
     WriteEntries(entries::WriteEntries),
     /// Entries by an index.
     ChooseEntries(entries::ChooseEntries),
-    /// Attention to entries.
+    /// Attention to compressed entries.
     AttendEntries(entries::AttendEntries),
     /// Pools by an index.
     Choose(index::Choose),
@@ -140,46 +140,46 @@ ops! {
     ChooseBlocks(index::ChooseBlocks),
     /// Blocks by the means of their keys.
     ChooseByMeans(index::ChooseByMeans),
-    /// Keys of pools.
+    /// Index keys of pools that become complete.
     PoolKeys(index::PoolKeys),
     /// Rows of pools to one each.
     PoolGated(pooling::PoolGated),
-    /// Attention.
+    /// Attention over pages of keys and values.
     Attend(attention::Attend),
     /// Attention to chosen positions.
     AttendChosen(attention::AttendChosen),
     /// Sums of sources by weights.
     Weigh(streams::Weigh),
-    /// Attention over depth.
+    /// Attention over earlier layers' rows of a token.
     AttendDepth(streams::AttendDepth),
-    /// Weights of streams.
+    /// Mixing weights of residual streams.
     StreamWeights(streams::StreamWeights),
     /// Magnitudes of other rows.
     MatchMagnitudes(streams::MatchMagnitudes),
-    /// What is far above a row's mean.
+    /// Sparsity by a threshold of deviations above a row's mean.
     KeepAbove(streams::KeepAbove),
     /// Roots of products of rows.
     ProductRoots(streams::ProductRoots),
     /// A convolution with taps apart.
     DilatedRows(streams::DilatedRows),
-    /// What that convolution reads behind parts.
+    /// The last inputs of that convolution, kept in slots.
     KeepLastRows(streams::KeepLastRows),
     /// A causal convolution of each channel.
     Conv(scan::ConvRows),
-    /// Mamba-2's recurrence.
+    /// The recurrence of Mamba-2.
     Ssd(scan::SsdScan),
     /// The gated delta rule.
     Delta(scan::DeltaScan),
-    /// Mamba's selective scan.
+    /// The selective scan of Mamba.
     Mamba(scan::MambaScan),
-    /// Decays of RWKV-6.
+    /// Decay factors of RWKV-6.
     Wkv6Decay(scan::Wkv6Decay),
-    /// RWKV-6's recurrence.
+    /// The recurrence of RWKV-6.
     Wkv6(scan::Wkv6),
-    /// What RWKV-7 scans, made ready.
+    /// Inputs of RWKV-7's recurrence, from projections.
     Wkv7Prepare(scan::Wkv7Prepare),
-    /// RWKV-7's recurrence.
+    /// The recurrence of RWKV-7.
     Wkv7(scan::Wkv7),
-    /// What a row of RWKV-7 alone contributes.
+    /// The part of RWKV-7's output that does not depend on the state.
     Wkv7Bonus(scan::Wkv7Bonus),
 }

@@ -1,4 +1,4 @@
-//! What a page of KV positions is called.
+//! The number of a page of KV positions.
 
 /// Index of a page of KV positions ([`KV_PAGE`](brigade_shapes::KV_PAGE) of them), valid on every stage.
 #[derive(

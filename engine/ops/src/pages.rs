@@ -41,7 +41,7 @@ impl AttendPart<'_> {
     }
 }
 
-/// What rows leave in their pages.
+/// Keys and values that rows write to their pages.
 #[derive(Clone, Copy, Debug)]
 pub struct KvRows<V> {
     /// Keys, `[n_rows, n_kv_head * head_dim_k]`.

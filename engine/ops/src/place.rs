@@ -1,16 +1,16 @@
-//! Where the operands of an op lie. An operand is written once, over its place: kernels see slices, a device sees its own
-//! memory, and whoever calls an op does not know which of both it is.
+//! The memory in which the operands of an op lie. An op's operands are declared once for all places: kernels see
+//! slices, a device sees its own memory, and the caller of an op need not know which of the two it is.
 
 use bytemuck::Pod;
 
 use crate::view::{View, ViewMut};
 
-/// What operands are made of: `f32`, `u32`, `u8`.
+/// Types of the values in operands: `f32`, `u32` and `u8`.
 pub trait Element: Pod + std::fmt::Debug {}
 
 impl<T: Pod + std::fmt::Debug> Element for T {}
 
-/// Where values lie, and how an op sees them there.
+/// A kind of memory, with the types by which an op sees values there.
 pub trait Place: Copy + std::fmt::Debug + 'static {
     /// Values that an op reads.
     type Read<'a, T: Element>: Copy + std::fmt::Debug;
@@ -18,10 +18,10 @@ pub trait Place: Copy + std::fmt::Debug + 'static {
     /// Values that an op writes, and may read before.
     type Write<'a, T: Element>;
 
-    /// How many values are read.
+    /// Number of values that are read.
     fn len<T: Element>(values: &Self::Read<'_, T>) -> usize;
 
-    /// How many values are written.
+    /// Number of values that are written.
     fn len_mut<T: Element>(values: &Self::Write<'_, T>) -> usize;
 }
 
@@ -44,7 +44,7 @@ impl Place for Host {
     }
 }
 
-/// The host's memory or a device's, as whoever calls an op has it.
+/// The host's memory or a device's, whichever the caller of an op has.
 #[derive(Clone, Copy, Debug)]
 pub struct Anywhere;
 

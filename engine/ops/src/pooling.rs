@@ -17,9 +17,9 @@ pub struct PoolGated<'a, P: Place> {
 /// One row that goes into a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedRow<V> {
-    /// What is averaged, `[width]`.
+    /// Values that are averaged, `[width]`.
     pub values: V,
-    /// How much it counts, before the softmax over the pool's rows, `[width]`.
+    /// Logits of the weights in the softmax over the pool's rows, `[width]`.
     pub gates: V,
 }
 

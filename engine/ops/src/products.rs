@@ -11,13 +11,13 @@ use crate::place::Place;
 /// Packed weights `[rows, cols]`, as products read them.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<V> {
-    /// Their type.
+    /// Type of the packed values.
     pub ty: GgmlType,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// What products are multiplied with when they are complete.
+    /// Factor on the finished products.
     pub scale: f32,
     /// Bytes of the panels: sixteen rows each, the last one filled up with zero rows.
     pub panels: V,
@@ -43,7 +43,7 @@ carried!(Product { w: rows, x: read, forms: derived, rows: same, out: write });
 
 /// Several products, none of which reads what another writes.
 pub struct Products<'a, P: Place> {
-    /// They.
+    /// The products, in any order.
     pub jobs: Vec<Product<'a, P>>,
 }
 

@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Rotary position embeddings of heads.
 
 use brigade_shapes::RopeLayout;
 
@@ -12,7 +12,7 @@ pub struct Rope<'a, P: Place> {
     pub x: P::Write<'a, f32>,
     /// Elements of a head.
     pub head_dim: usize,
-    /// What rotates it.
+    /// Cosines and sines of each row.
     pub angles: Angles<P::Read<'a, f32>>,
 }
 
@@ -23,7 +23,7 @@ pub struct Angles<V> {
     pub by_pair: V,
     /// Rotated elements at the start of a head, even; the rest is left alone.
     pub n_rot: usize,
-    /// Pairing.
+    /// How a head's elements form pairs.
     pub layout: RopeLayout,
 }
 

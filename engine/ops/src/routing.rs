@@ -1,4 +1,5 @@
-//! Which experts work on which rows: lists in the host's memory, or with a device, where the host does not look at them.
+//! Routing: which experts work on which rows. The lists lie in the host's memory, or with a device, where the host does
+//! not look at them.
 
 use std::any::Any;
 use std::ops::Range;
@@ -9,8 +10,8 @@ use brigade_quant::DeviceError;
 use crate::derived::Derived;
 use crate::view::Part;
 
-/// Which experts work on which rows. A row and one of its experts are a pair; pairs are sorted by expert, and those of an expert by
-/// row.
+/// The experts of rows, and the rows of experts. A row and one of its experts are a pair; pairs are sorted by expert,
+/// and those of an expert by row.
 #[derive(Debug)]
 pub struct Routing {
     n_expert: usize,
@@ -20,7 +21,7 @@ pub struct Routing {
     here: OnceLock<PairLists>,
 }
 
-/// The lists, with a device. Who made them knows what they are.
+/// The lists of a routing that lie with a device. The device takes its own back by their type.
 pub trait Routes: Any + std::fmt::Debug + Send + Sync {
     /// The experts of each row in order of selection, u32, and behind all of them their weights, f32: `[2, n_rows, n_used]`.
     fn chosen(&self) -> Part<'_>;
@@ -40,9 +41,9 @@ pub struct PairLists {
 /// A pair times a weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// The pair.
+    /// Number of the pair.
     pub pair: u32,
-    /// What multiplies it.
+    /// Weight of the expert's output.
     pub weight: f32,
 }
 
@@ -81,27 +82,27 @@ impl Routing {
         (self.there, self.here) = (None, lists.into());
     }
 
-    /// Itself, as a part of it names what it is of.
+    /// The routing itself; macros use it as they use a part's.
     pub(crate) fn routing(&self) -> &Self {
         self
     }
 
-    /// How many rows were routed.
+    /// Number of rows that were routed.
     pub fn n_rows(&self) -> usize {
         self.n_pairs / self.n_used.max(1)
     }
 
-    /// How many pairs there are.
+    /// Number of pairs, `n_rows * n_used`.
     pub fn n_pairs(&self) -> usize {
         self.n_pairs
     }
 
-    /// How many experts there are.
+    /// Number of experts that are routed to.
     pub fn n_expert(&self) -> usize {
         self.n_expert
     }
 
-    /// How many experts a row uses.
+    /// Number of experts for each row.
     pub fn n_used(&self) -> usize {
         self.n_used
     }
@@ -200,22 +201,22 @@ impl PairLists {
 }
 
 impl<'a> RoutingPart<'a> {
-    /// What they are a part of.
+    /// The routing that the part belongs to.
     pub fn routing(&self) -> &'a Routing {
         self.routing
     }
 
-    /// The rows.
+    /// Numbers of the rows.
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// How many pairs there are.
+    /// Number of pairs of these rows.
     pub fn n_pairs(&self) -> usize {
         self.rows.len() * self.routing.n_used
     }
 
-    /// What a device keeps of them.
+    /// Forms of the part's lists that a device keeps.
     pub fn there(&self) -> &Derived {
         &self.there
     }

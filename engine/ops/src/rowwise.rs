@@ -7,16 +7,16 @@ use crate::place::Place;
 
 /// `x = f(x)`, value by value.
 pub struct Map<'a, P: Place> {
-    /// The values.
+    /// Values, changed in place.
     pub x: P::Write<'a, f32>,
-    /// `f`.
+    /// The function `f`.
     pub with: Function,
 }
 
 /// A function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
-    /// Always this.
+    /// This value, whatever `x` is.
     Constant(f32),
     /// `x * s`.
     Scale(f32),
@@ -50,9 +50,9 @@ pub enum Function {
 pub struct Combine<'a, P: Place> {
     /// The values, `[n_rows, d]`.
     pub x: P::Write<'a, f32>,
-    /// As many others, or one row or column of them ([`Pairing`]).
+    /// As many other values, or one row or column of them ([`Pairing`]).
     pub y: P::Read<'a, f32>,
-    /// `f`.
+    /// The function `f`, and which `y` it takes.
     pub with: Pairing,
 }
 
@@ -95,7 +95,7 @@ pub struct Lerp<'a, P: Place> {
     pub x: P::Write<'a, f32>,
     /// `[n_rows, d]`.
     pub to: P::Read<'a, f32>,
-    /// One row.
+    /// One row of shares.
     pub share: P::Read<'a, f32>,
 }
 
@@ -103,11 +103,12 @@ pub struct Lerp<'a, P: Place> {
 pub struct DecayFactors<'a, P: Place> {
     /// `[n_rows, d]`.
     pub x: P::Write<'a, f32>,
-    /// One row.
+    /// One row: added before the softplus.
     pub bias: P::Read<'a, f32>,
-    /// One row.
+    /// One row: factors in the exponent.
     pub rates: P::Read<'a, f32>,
-    /// With a bound below 0 they are no smaller than `e^bound`: `x = exp(bound * sigmoid(-rates * (x + bias)))`.
+    /// Bound of the exponent, below 0, with which no factor is smaller than `e^bound`: `x = exp(bound * sigmoid(-rates
+    /// * (x + bias)))`.
     pub bound: Option<f32>,
 }
 
@@ -115,7 +116,7 @@ pub struct DecayFactors<'a, P: Place> {
 pub struct RmsNorm<'a, P: Place> {
     /// `[n_rows, d]`.
     pub x: P::Read<'a, f32>,
-    /// One row.
+    /// One row of weights.
     pub weight: P::Read<'a, f32>,
     /// Added to the mean.
     pub eps: f32,
@@ -131,11 +132,11 @@ pub struct Norm<'a, P: Place> {
     pub d: usize,
     /// Added below the root.
     pub eps: f32,
-    /// Which.
+    /// Kind of the norm, with its weights.
     pub by: NormBy<P::Read<'a, f32>>,
 }
 
-/// Which norm.
+/// Kind of a norm, with its weights.
 #[derive(Clone, Copy, Debug)]
 pub enum NormBy<V> {
     /// `x / sqrt(mean(x²) + eps) * weight`, with a weight for each group, `[n_groups, d]`.

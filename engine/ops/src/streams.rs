@@ -13,27 +13,27 @@ pub struct Weigh<'a, P: Place> {
     pub out: P::Write<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// What sums begin with.
+    /// Start of every sum.
     pub start: SumStart,
-    /// What is summed.
+    /// Rows that are summed.
     pub sources: Vec<P::Read<'a, f32>>,
-    /// Of each source the value that its row 0 begins with.
+    /// For each source, the value at which its row 0 begins.
     pub firsts: Vec<usize>,
     /// Values from one row of a source to the next; 0: all rows have the same.
     pub stride: usize,
-    /// The weights.
+    /// Weights of rows and sources, as `at` places them.
     pub weights: P::Read<'a, f32>,
-    /// Where they stand.
+    /// Place of each row's and source's weight in `weights`.
     pub at: WeightsAt,
 }
 
-/// Attention over depth. Each row of `out` becomes a mixture of that row of all `sources`: `out = Σ_i a_i v_i` with
-/// `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`. What is scored is normed, what is mixed is not. Sources are
-/// summed in their order.
+/// Attention over depth. Each row of `out` becomes a mixture of that row of all `sources`: `out = Σ_i a_i v_i` with `a
+/// = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`. The rows are normed for their scores only, and mixed
+/// as they are. Sources are summed in their order.
 pub struct AttendDepth<'a, P: Place> {
     /// `[n_rows, d]` each, at least one.
     pub sources: Vec<P::Read<'a, f32>>,
-    /// `[d]`.
+    /// `[d]`: the learned query that scores rows.
     pub score: &'a Vector,
     /// Added to the mean.
     pub eps: f32,
@@ -49,7 +49,7 @@ pub struct StreamWeights<'a, P: Place> {
     pub shape: &'a StreamShape,
     /// `[width]`.
     pub base: &'a Vector,
-    /// One for each kind of weights.
+    /// One factor for each kind of weights.
     pub scale: &'a Vector,
     /// `[n_rows, width]`.
     pub weights: P::Write<'a, f32>,
@@ -65,18 +65,19 @@ pub struct MatchMagnitudes<'a, P: Place> {
     pub d: usize,
 }
 
-/// Takes off each value the row's mean and so many of its standard deviations, both in f64; what is below 0 then becomes 0.
+/// Subtracts from each value the row's mean and `deviations` standard deviations of the row, both in f64. Values below
+/// 0 then become 0.
 pub struct KeepAbove<'a, P: Place> {
     /// `[n_rows, d]`.
     pub x: P::Write<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// Standard deviations.
+    /// Standard deviations that are subtracted.
     pub deviations: f32,
 }
 
-/// For each row of `x` and of `y` `root(s)` with `s = x · y / divisor`, the product in f64 and rounded to f32:
-/// `sqrt(max(|s|, least))` with the sign of `s`, and 0 where `s` is.
+/// For each row of `x` and of `y` the signed root of their product, `root(x · y / divisor)`. The product is computed in
+/// f64 and rounded to f32. `root(s)` is `sqrt(max(|s|, least))` with the sign of `s`, and 0 where `s` is 0.
 pub struct ProductRoots<'a, P: Place> {
     /// `[n_rows, d]`.
     pub x: P::Read<'a, f32>,
@@ -84,9 +85,9 @@ pub struct ProductRoots<'a, P: Place> {
     pub y: P::Read<'a, f32>,
     /// Values of a row.
     pub d: usize,
-    /// Of the product.
+    /// Divisor of the product.
     pub divisor: f32,
-    /// Of the magnitude below the root.
+    /// Lower bound of the magnitude below the root.
     pub least: f32,
     /// `[n_rows]`.
     pub out: P::Write<'a, f32>,
@@ -95,9 +96,9 @@ pub struct ProductRoots<'a, P: Place> {
 /// Convolves the rows of `parts` with taps some rows apart. A sum over taps in order, the oldest first, each step rounded by
 /// itself. The rows before a part are those it reads of `states`.
 pub struct DilatedRows<'a, P: Place> {
-    /// Its sizes.
+    /// Taps, their distance, and channels.
     pub conv: &'a DilatedConv,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, n_before, channels]`.
     pub states: P::Read<'a, f32>,
@@ -109,11 +110,11 @@ pub struct DilatedRows<'a, P: Place> {
     pub out: P::Write<'a, f32>,
 }
 
-/// Leaves in the slots of `parts` what [`DilatedRows`] reads of `x` behind them.
+/// Writes to the slots of `parts` the last rows of `x`, which [`DilatedRows`] reads in the next ubatch.
 pub struct KeepLastRows<'a, P: Place> {
-    /// Its sizes.
+    /// Taps, their distance, and channels.
     pub conv: &'a DilatedConv,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, n_before, channels]`.
     pub states: P::Write<'a, f32>,

@@ -1,4 +1,4 @@
-//! Values that ops read and nobody changes: weights of norms, biases, tables. A device may keep a copy of its own of them.
+//! Constant values that ops read: weights of norms, biases, tables. A device may keep a copy of its own of them.
 
 use std::ops::Deref;
 

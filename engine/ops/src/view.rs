@@ -1,4 +1,4 @@
-//! Values as whoever calls an op has them: a slice of the host's memory, or a part of a device's buffer.
+//! Views of values, as the caller of an op has them: a slice of the host's memory, or a part of a device's buffer.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -9,16 +9,16 @@ use brigade_quant::DeviceError;
 use crate::derived::Derived;
 use crate::place::Element;
 
-/// Memory of a device. Who made it knows what it is: a device takes its own back by its type ([`Any`]).
+/// Memory of a device. A device takes its own buffers back by their type ([`Any`]).
 pub trait Buffer: Any + std::fmt::Debug + Send + Sync {
-    /// How many bytes there are.
+    /// Length in bytes.
     fn len(&self) -> usize;
 
-    /// Where it is. It tells buffers of a device apart that are there at the same time.
+    /// A number that differs between any two buffers of a device that exist at the same time.
     fn address(&self) -> u64;
 
-    /// Appends some of the bytes to `out`: waits for all that the device was told to do. Where it fails in that they are anything,
-    /// and [`Accelerator::check`](crate::Accelerator::check) says so.
+    /// Appends some of the bytes to `out`, after all that the device was told to do. After an error of the device their
+    /// values mean nothing, and [`Accelerator::check`](crate::Accelerator::check) returns the error.
     ///
     /// # Errors
     /// There is no room for a copy.
@@ -33,7 +33,7 @@ pub trait Buffer: Any + std::fmt::Debug + Send + Sync {
     /// If they end beyond the buffer.
     fn write(&mut self, at: usize, bytes: &[u8]);
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -46,7 +46,7 @@ pub enum View<'a, T: Element> {
     Host(&'a [T]),
     /// In the host's memory, where they stay as they are, so that a device may keep a copy.
     Lasting(&'a [T], &'a Derived),
-    /// With a device.
+    /// In a device's memory.
     Device(Part<'a>),
 }
 
@@ -54,7 +54,7 @@ pub enum View<'a, T: Element> {
 pub enum ViewMut<'a, T: Element> {
     /// In the host's memory.
     Host(&'a mut [T]),
-    /// With a device.
+    /// In a device's memory.
     Device(PartMut<'a>),
 }
 
@@ -66,7 +66,7 @@ pub struct Part<'a> {
     len: usize,
 }
 
-/// Bytes of a device's buffer that nobody else has: [`PartMut::of`] borrows the buffer mutably, and parts of it lie apart.
+/// Bytes of a device's buffer, borrowed mutably: [`PartMut::of`] borrows the buffer, and two parts of it never overlap.
 pub struct PartMut<'a> {
     part: Part<'a>,
     alone: PhantomData<&'a mut [u8]>,
@@ -79,7 +79,7 @@ impl<T: Element> std::fmt::Debug for View<'_, T> {
 }
 
 impl<T: Element> View<'_, T> {
-    /// How many values there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         match self {
             Self::Host(values) | Self::Lasting(values, _) => values.len(),
@@ -99,7 +99,7 @@ impl<T: Element> View<'_, T> {
 }
 
 impl<T: Element> ViewMut<'_, T> {
-    /// How many values there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         match self {
             Self::Host(values) => values.len(),
@@ -119,7 +119,7 @@ impl<T: Element> ViewMut<'_, T> {
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// Some of them.
+    /// A range of the values.
     ///
     /// # Panics
     /// If there are fewer.
@@ -140,12 +140,12 @@ impl<'a, T: Element> ViewMut<'a, T> {
         }
     }
 
-    /// All of them, for as long as these are not used.
+    /// All values, borrowed from this view for a while.
     pub fn again(&mut self) -> ViewMut<'_, T> {
         self.part(0..self.len())
     }
 
-    /// Some of them, for as long as these are not used.
+    /// A range of the values, borrowed from this view for a while.
     ///
     /// # Panics
     /// If there are fewer.
@@ -174,7 +174,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     }
 }
 
-/// Where values lie in bytes.
+/// The range in bytes of a range of values.
 fn bytes_of<T>(values: Range<usize>) -> Range<usize> {
     values.start * size_of::<T>()..values.end * size_of::<T>()
 }
@@ -192,7 +192,7 @@ impl<'a> Part<'a> {
         Self { buffer, first: bytes.start, len: bytes.len() }
     }
 
-    /// The buffer, and which of its bytes these are.
+    /// The buffer, and the range of its bytes.
     pub fn place(&self) -> (&'a dyn Buffer, Range<usize>) {
         (self.buffer, self.first..self.first + self.len)
     }
@@ -204,7 +204,7 @@ impl<'a> Part<'a> {
         Some((buffer.downcast_ref()?, bytes))
     }
 
-    /// Some of the bytes.
+    /// A range of the bytes.
     ///
     /// # Panics
     /// If there are fewer.
@@ -232,12 +232,12 @@ impl<'a> PartMut<'a> {
         self.part
     }
 
-    /// The bytes for their device, which writes them: nobody else has them for `'a`.
+    /// The bytes for the device that writes them, borrowed for all of `'a`.
     pub fn into_part(self) -> Part<'a> {
         self.part
     }
 
-    /// Some of the bytes, for as long as these are not used.
+    /// A range of the bytes, borrowed from this part for a while.
     ///
     /// # Panics
     /// If there are fewer.

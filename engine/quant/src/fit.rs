@@ -45,7 +45,7 @@ pub(super) fn affine(values: &[f32], levels: i32) -> (f32, f32) {
     refine_affine(values, levels, lo, hi)
 }
 
-/// As [`affine`], with an offset of at most 0: returns `(scale, -offset)`, both at least 0.
+/// As [`affine`], with an offset of at most 0. Returns `(scale, -offset)`, both at least 0.
 pub(super) fn affine_below_zero(values: &[f32], levels: i32) -> (f32, f32) {
     let lo = values.iter().copied().fold(0.0, f32::min);
     let hi = values.iter().copied().fold(0.0, f32::max);

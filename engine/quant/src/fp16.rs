@@ -3,7 +3,7 @@
 use super::{Block, GgmlType, Quantize};
 use half::f16;
 
-/// One value.
+/// A block of one value.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct BlockF16(pub f16);

@@ -2,7 +2,7 @@
 
 use super::{Block, GgmlType, Quantize};
 
-/// One value.
+/// A block of one value.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct BlockF32(pub f32);

@@ -1,4 +1,5 @@
-//! What kernels refuse, sorted by what the caller can do about it. It stands here, below specs and kernels, as both name it.
+//! Errors of kernels, sorted by the action that the caller can take. It stands here, below specs and kernels, as both
+//! name it.
 
 use crate::GgmlType;
 
@@ -16,7 +17,7 @@ pub enum KernelError {
     /// The system gave no thread. Ask for fewer.
     #[error("cannot start {threads} compute threads (ask for fewer): {source}")]
     Threads {
-        /// Threads asked for.
+        /// Number of threads that were asked for.
         threads: usize,
         /// The system's reason.
         source: std::io::Error,
@@ -27,7 +28,7 @@ pub enum KernelError {
     /// Row length and block size disagree. The file is damaged or of an unknown layout.
     #[error("{ty} weights need rows of a multiple of {block} elements, not {cols}")]
     Cols {
-        /// Weight type.
+        /// Type of the weights.
         ty: GgmlType,
         /// Elements in a block.
         block: usize,
@@ -37,16 +38,16 @@ pub enum KernelError {
     /// Bytes and shape disagree. The file is damaged.
     #[error("{ty} weights of {rows} rows by {cols} are not {bytes} bytes")]
     Length {
-        /// Weight type.
+        /// Type of the weights.
         ty: GgmlType,
-        /// Rows.
+        /// Rows of the matrix.
         rows: usize,
         /// Elements in a row.
         cols: usize,
-        /// Bytes given.
+        /// Length of the bytes that were given.
         bytes: usize,
     },
-    /// A device refused. Its text says what to do.
+    /// A device refused the work. Its text says what to do.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An index has more heads than a GPU's kernels take. Give its layers to other workers.
@@ -63,30 +64,30 @@ pub enum KernelError {
     /// No memory for packed weights. Give the worker fewer layers.
     #[error("no memory for {bytes} bytes of packed weights: {source}")]
     Memory {
-        /// Bytes asked for.
+        /// Bytes that were asked for.
         bytes: usize,
         /// The system's reason.
         source: std::io::Error,
     },
 }
 
-/// What a device beside the host's cores refused.
+/// Error of a device beside the host's cores.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct DeviceError {
-    /// What the caller can do about it.
+    /// Class of the error, by the action that the caller can take.
     pub fault: DeviceFault,
-    /// What happened and what to do, for operators.
+    /// Description of the error and the remedy, for operators.
     pub text: String,
 }
 
 /// Kinds of such refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceFault {
-    /// It has no memory for this. Give it less.
+    /// The device has no memory for this: the caller should give it less. Give it less.
     OutOfMemory,
-    /// It failed, and may work when it is opened again.
+    /// The device failed, and may work when it is opened again.
     Failed,
-    /// It cannot be used for this.
+    /// The device cannot be used for this.
     Unfit,
 }

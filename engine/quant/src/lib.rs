@@ -69,20 +69,20 @@ type Encode = fn(values: &[f32], out: &mut [u8]);
 
 /// A block format that this crate computes with.
 pub struct Format {
-    /// Its type.
+    /// Type of the tensors in this format.
     pub ty: GgmlType,
     dequantize: Decode,
     /// `None` where only reading is offered.
     quantize: Option<Encode>,
 }
 
-/// What is wrong with a call of this module.
+/// Errors of calls of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantError {
     /// No code for the type. Choose a model in another one.
     #[error("not supported yet: {ty} in {tensor}")]
     Unsupported {
-        /// The type.
+        /// Type of the tensor.
         ty: GgmlType,
         /// The tensor that has it.
         tensor: String,
@@ -93,18 +93,18 @@ pub enum QuantError {
     /// Bytes and values do not describe the same row.
     #[error("{ty}: {bytes} bytes do not hold {values} values")]
     Length {
-        /// The type.
+        /// Type of the values.
         ty: GgmlType,
-        /// Bytes given.
+        /// Length of the bytes that were given.
         bytes: usize,
-        /// Values given.
+        /// Number of the values that were given.
         values: usize,
     },
 }
 
 /// One block of a format, laid out as in the file.
 pub trait Block: bytemuck::Pod {
-    /// Its type; `size_of::<Self>()` is the type's block size.
+    /// Type of such blocks. `size_of::<Self>()` is the type's block size.
     const TYPE: GgmlType;
 
     /// Decodes the block into `out`, of the type's block elements.
@@ -120,7 +120,7 @@ pub trait Quantize: Block {
 /// Formats that are read and written.
 macro_rules! formats {
     (read_write: $($rw:ty),*; read_only: $($ro:ty),*;) => {
-        /// Every supported format.
+        /// Every supported format: all can be decoded, and most encoded.
         pub static FORMATS: &[Format] = &[
             $(Format { ty: <$rw>::TYPE, dequantize: blocks::<$rw>, quantize: Some(to_blocks::<$rw>) },)*
             $(Format { ty: <$ro>::TYPE, dequantize: blocks::<$ro>, quantize: None },)*
@@ -158,7 +158,7 @@ pub fn format(ty: GgmlType) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.ty == ty)
 }
 
-/// As [`format`], with the error that names the tensor.
+/// As [`format`], with an error that names the tensor.
 ///
 /// # Errors
 /// The type is not supported.

@@ -7,7 +7,7 @@ use super::{Block, GgmlType, Quantize};
 
 /// The scale that stands for 0, as it would be a NaN.
 pub const NO_SCALE: u8 = 0x7f;
-/// Largest scale.
+/// The largest scale, in E4M3.
 const MAX_SCALE: u8 = 0x7e;
 /// Values that share a scale.
 const SUB: usize = 16;

@@ -9,7 +9,7 @@ use half::f16;
 pub struct BlockQ1_0 {
     /// Scale.
     pub d: f16,
-    /// Signs.
+    /// Signs of the values.
     pub qs: [u8; 16],
 }
 

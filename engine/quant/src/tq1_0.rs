@@ -5,7 +5,7 @@ use super::tq2_0::ternary;
 use super::{Block, GgmlType, Quantize};
 use half::f16;
 
-/// Powers of three.
+/// Powers of three, by which digits are taken.
 const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
 /// 256 values in three parts: the first 32 bytes of `qs` (160 values), its last 16 (80) and `qh` (16). A byte

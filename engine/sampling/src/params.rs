@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Of a window over tokens: it has the whole context.
+/// Length of a window over tokens that spans the whole context.
 pub const WHOLE_CONTEXT: u32 = u32::MAX;
 
 macro_rules! structs {
@@ -20,7 +20,8 @@ macro_rules! structs {
             pub logit_bias: Vec<(u32, f32)>,
             /// Against repeated runs of tokens.
             pub dry: DryParams,
-            /// In the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature; `None`: off.
+            /// Mirostat, in the place of top-n-sigma, top-k, typical, top-p, min-p, XTC and the dynamic temperature;
+            /// `None`: off.
             pub mirostat: Option<Mirostat>,
         }
 
@@ -46,9 +47,9 @@ macro_rules! structs {
             }
         }
 
-        /// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise
-        /// `-log2 p` is above mu are left out, and mu follows the surprise of what is drawn. Whoever composes ubatches
-        /// keeps mu, so that a stage has no state of it.
+        /// Mirostat, version 2 (Basu et al., "Mirostat", arXiv 2007.14966, algorithm 2): tokens whose surprise `-log2
+        /// p` is above mu are left out, and mu follows the surprise of what is drawn. The sender of ubatches keeps mu,
+        /// so that a stage has no state of it.
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct Mirostat {
             $($(#[$miro_doc])* pub $miro: $miro_ty,)*

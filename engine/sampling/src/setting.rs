@@ -1,15 +1,15 @@
-//! What is to be said of a setting besides its field: its names, what it may be, where it can be set.
+//! A setting's description besides its field: its names, its allowed values, and where it can be set.
 
 use crate::params::{Mirostat, SamplingParams};
 
 /// A setting of the sampling chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// What it is called in requests. Messages call it by the first.
+    /// Name in requests and in messages. Messages call it by the first.
     pub name: &'static str,
-    /// What other servers call it.
+    /// Names in requests of other servers.
     pub aliases: &'static [&'static str],
-    /// What it may be.
+    /// Allowed values.
     pub rule: Rule,
     /// The APIs in which it can be set besides OpenAI's, which have all.
     pub apis: &'static [Api],
@@ -20,44 +20,44 @@ pub struct Setting {
     set: fn(&mut SamplingParams, Value),
 }
 
-/// What a setting may be.
+/// Allowed values of a setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// A number.
+    /// A number within bounds.
     Number {
         /// The least that a request may ask for.
         low: f32,
-        /// The greatest.
+        /// Greatest allowed value.
         high: f32,
-        /// What the chain needs, whoever asks.
+        /// Requirement of the chain, which holds for every source of the value.
         sound: Sound,
     },
     /// A whole number from 0.
     Count {
-        /// What -1 means in a request; `None`: it is refused.
+        /// Meaning of -1 in a request; `None`: it is refused.
         minus_one: Option<MinusOne>,
     },
     /// Whether a step of the chain acts, as a number.
     Switch {
         /// The number that turns it on; 0 is off.
         on: u32,
-        /// What to say where it is another one.
+        /// Text of the refusal: the values that are allowed.
         want: &'static str,
     },
 }
 
-/// What the chain needs of a number.
+/// Requirement of the sampling chain for a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sound {
-    /// That it is finite.
+    /// A finite number.
     Finite,
-    /// That it is above 0.
+    /// A number above 0.
     AboveZero,
-    /// That it is not below 0.
+    /// A number not below 0.
     FromZero,
 }
 
-/// What -1 means in a request.
+/// Meaning of -1 in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MinusOne {
     /// The step is off, which 0 says here.
@@ -80,22 +80,22 @@ pub enum Api {
 /// An option of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandOption {
-    /// What other options call it.
+    /// Identifier, by which other options refer to it.
     pub id: &'static str,
-    /// What is typed, behind two hyphens.
+    /// Long name on the command line, without its two hyphens.
     pub long: &'static str,
-    /// What else may be typed.
+    /// Other long names.
     pub aliases: &'static [&'static str],
-    /// What help says of it.
+    /// Text in the command's help.
     pub help: &'static str,
 }
 
 /// The value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// Of [`Rule::Number`].
+    /// A value of [`Rule::Number`].
     Number(f32),
-    /// Of [`Rule::Count`] and [`Rule::Switch`].
+    /// A value of [`Rule::Count`] or [`Rule::Switch`].
     Count(u32),
 }
 
@@ -209,12 +209,12 @@ impl Setting {
         Self { option: Some(CommandOption { id, long, aliases, help }), ..self }
     }
 
-    /// Whether its value in `params` says anything. What says nothing may have any value.
+    /// Whether its value in `params` says anything. A setting without effect may have any value.
     pub fn acts(&self, params: &SamplingParams) -> bool {
         (self.acts)(params)
     }
 
-    /// Its value in `params`; its default where its step is off.
+    /// The setting's value in `params`. Where its step is off, that is the default.
     pub fn get(&self, params: &SamplingParams) -> Value {
         (self.get)(params)
     }
@@ -224,7 +224,7 @@ impl Setting {
         (self.set)(params, value);
     }
 
-    /// Its names in requests, the own one first.
+    /// The setting's names in requests, its own first.
     pub fn names(&self) -> Vec<&'static str> {
         [self.name].iter().chain(self.aliases).copied().collect()
     }

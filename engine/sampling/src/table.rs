@@ -1,8 +1,8 @@
 //! The table: a row for each setting of the sampling chain. Everything else that knows settings by name is written from it:
 //! the structs beside it, the wire (`proto/src/sampling.rs`), requests, options of commands, and checks.
 //!
-//! It is a macro because the wire's messages have fields and no list of them: whoever needs the fields' names gives it a
-//! macro of its own, and the compiler notes a row that the wire does not have.
+//! It is a macro because the wire's messages have fields and no list of them: code that needs the fields' names gives
+//! it a macro of its own, and the compiler notes a row that the wire does not have.
 
 /// Hands all rows to the macro `$each`. A row reads:
 ///

@@ -1,6 +1,6 @@
 //! Sizes of delta rules: KDA (arXiv 2510.26692) and the gated delta net (arXiv 2412.06464).
 
-/// Which key head a value head uses where there are fewer of them.
+/// Key head of a value head, where there are fewer key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyHeads {
     /// Value head `h` uses key head `h / (n_head / n_key_head)`.
@@ -9,7 +9,7 @@ pub enum KeyHeads {
     Tiled,
 }
 
-/// Which values of the state decay together.
+/// Values of the state that decay together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// Each key channel by a factor of its own.
@@ -25,7 +25,7 @@ pub struct DeltaShape {
     pub n_head: usize,
     /// Query and key heads; divides `n_head`.
     pub n_key_head: usize,
-    /// Which of them a value head uses.
+    /// Key head of each value head.
     pub key_heads: KeyHeads,
     /// Width of a query or key head, at most 512.
     pub d_k: usize,

@@ -22,7 +22,7 @@ pub struct EntryLayout {
     pub width: usize,
     /// Elements of its key of an index; 0: there is none.
     pub index_dim: usize,
-    /// Element type.
+    /// Type of the keys' elements.
     pub ty: KvType,
 }
 
@@ -76,7 +76,7 @@ impl EntryLayout {
         self.key_bytes() + record_bytes(self.ty, self.index_dim)
     }
 
-    /// Which of a sequence's pages entry `entry` lies in, and where in it.
+    /// Page of a sequence that holds entry `entry`, and the byte range of the entry there.
     #[inline]
     pub fn place(&self, entry: usize) -> (usize, Range<usize>) {
         let last = entry * self.every + self.every - 1;
@@ -84,8 +84,8 @@ impl EntryLayout {
         (last / KV_PAGE, start..start + self.entry_bytes())
     }
 
-    /// Makes all of page `page` of a sequence zero but the entries of its first `len` positions: what is there is nobody's,
-    /// or an earlier sequence's.
+    /// Makes all of page `page` of a sequence zero but the entries of its first `len` positions: the other bytes belong
+    /// to no sequence, or to an earlier one.
     #[inline]
     pub fn clear_unwritten(&self, bytes: &mut [u8], page: usize, len: usize) {
         let first = page * KV_PAGE / self.every;

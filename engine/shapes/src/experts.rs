@@ -1,4 +1,4 @@
-//! Which experts a row uses, and how they are weighed.
+//! The experts of a row, and their weights.
 
 /// The smallest sum that chosen weights are divided by (the smallest normal f16).
 pub const LEAST_WEIGHT_SUM: f32 = 6.103_515_6e-5;
@@ -13,23 +13,23 @@ pub struct ExpertGroups {
     pub used: usize,
 }
 
-/// From what a router gives the chosen experts to their weights.
+/// Computation of the chosen experts' weights from the router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
-    /// Times this.
+    /// Their scores times this factor.
     Scaled(f32),
     /// Divided by their sum, which counts as [`LEAST_WEIGHT_SUM`] at least, and times this.
     Normed(f32),
-    /// Their softmax, times this.
+    /// A softmax over the chosen experts' values, times this factor.
     Softmax(f32),
 }
 
-/// Which experts a row uses. `B` is a vector, wherever it lies.
+/// Rule by which the experts of a row are chosen. `B` is a vector, wherever it lies.
 #[derive(Clone, Copy, Debug)]
 pub enum ChooseBy<'a, B> {
-    /// Those with the highest scores, descending; ties go to the lower id.
+    /// Experts with the highest scores, descending. Of equal scores the lower id comes first.
     Score {
-        /// What is added to the router's values for the choice alone, `[n_expert]`.
+        /// Added to the router's values for the choice alone, `[n_expert]`.
         bias: Option<B>,
         /// Groups that are chosen first.
         groups: Option<ExpertGroups>,
@@ -37,20 +37,20 @@ pub enum ChooseBy<'a, B> {
     /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it has
     /// one of them. A group weighs what the router gives the expert of its number.
     GroupsOfBest(usize),
-    /// These, `[n_rows, n_used]`.
+    /// These ids, `[n_rows, n_used]`.
     Known(&'a [u32]),
 }
 
-/// How experts of rows are chosen and weighed.
+/// Rule by which the experts of a row are chosen and weighed.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertChoice<'a, B> {
     /// Experts that the router knows.
     pub n_expert: usize,
     /// Experts that a row uses.
     pub n_used: usize,
-    /// Which they are.
+    /// Rule of the choice.
     pub by: ChooseBy<'a, B>,
-    /// How they are weighed.
+    /// Rule of the weights.
     pub weights: ExpertWeights,
 }
 

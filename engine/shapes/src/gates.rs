@@ -1,11 +1,11 @@
 //! Bounds and constants of gates.
 
-/// Which value of a gate is bounded.
+/// The value of a gate that is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateBound {
-    /// What goes into its activation.
+    /// The activation's argument.
     Before,
-    /// What its activation gives.
+    /// The activation's result.
     After,
 }
 
@@ -18,16 +18,16 @@ pub struct Xielu {
     pub alpha_p: f32,
     /// Slope at 0.
     pub beta: f32,
-    /// What the exponential's argument is at most.
+    /// Upper bound of the exponential's argument.
     pub eps: f32,
 }
 
 /// Bounds of [`Compute::bounded_gate_mul`](crate::Compute::bounded_gate_mul), above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateBounds {
-    /// Of the gate's linear part (`beta`).
+    /// Bound of the gate's linear part (`beta`).
     pub gate: f32,
-    /// Of what is gated (`linear_beta`); `None`: it is taken as it is.
+    /// Bound of the value that is gated (`linear_beta`); `None`: it has none.
     pub linear: Option<f32>,
 }
 
@@ -43,8 +43,8 @@ pub struct SwiGluClamp {
 /// Bounds of [`Compute::limited_swiglu_mul`](crate::Compute::limited_swiglu_mul).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwiGluLimit {
-    /// Of the gate from above, and of what is gated from both sides.
+    /// Bound of the gate from above, and of the value that is gated from both sides.
     pub limit: f32,
-    /// Where the gate meets its bound.
+    /// Whether the bound is on the argument or the result of the gate's activation.
     pub gate: GateBound,
 }

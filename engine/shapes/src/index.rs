@@ -1,6 +1,6 @@
 //! Sizes of indexes, which choose the positions that a row attends to.
 
-/// How many positions a row attends to.
+/// Pools of positions that a row attends to: their size, and how many are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSizes {
     /// Positions of a pool; 1: each position is chosen by itself.
@@ -61,14 +61,14 @@ impl PoolSizes {
     }
 }
 
-/// How positions are attended to in blocks.
+/// Blocks of positions that a row attends to: their size, and how many are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockSizes {
     /// Positions of a block; blocks lie side by side from position 0.
     pub positions: usize,
     /// Blocks that a row attends to at most.
     pub per_row: usize,
-    /// How many of them are the newest, the row's own included, whatever their scores.
+    /// Number of newest blocks among them, the row's own included, which are chosen whatever their scores.
     pub newest: usize,
 }
 
@@ -87,7 +87,7 @@ impl BlockSizes {
 }
 
 impl BlockSizes {
-    /// Where the last of a row's blocks is one that is not whole: positions that a row sees at most if it attends to all.
+    /// Most positions of a row that attends to all it sees, with an index whose last block may be incomplete.
     #[inline]
     pub fn near_of_means(&self) -> usize {
         self.width() - 1

@@ -18,10 +18,10 @@ use super::LANES;
 /// Positions in a KV page. Attention accumulates page by page, so this is part of the arithmetic.
 pub const KV_PAGE: usize = 64;
 
-/// How keys and values are stored.
+/// Element type in which keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// Exactly.
+    /// 32-bit floats, without loss.
     F32,
     /// Rounded to half precision, to nearest even.
     F16,
@@ -60,10 +60,10 @@ impl KvType {
     }
 }
 
-/// Where a page has its values.
+/// Place of the values in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValuePlace {
-    /// Beside the keys.
+    /// In rows of their own beside the keys.
     Apart,
     /// In the keys: a value is the first `head_dim_v` elements of its key (MLA).
     InKeys,
@@ -78,12 +78,12 @@ pub struct KvLayout {
     pub head_dim_k: usize,
     /// Elements of a value head.
     pub head_dim_v: usize,
-    /// Where values are stored.
+    /// Place of the values.
     pub values: ValuePlace,
     /// Elements of an index's key, and of the gate by which it is pooled, which attention does not read and all heads
     /// share; 0: there is none.
     pub index_dim: usize,
-    /// Element type.
+    /// Element type of keys and values.
     pub ty: KvType,
 }
 
@@ -126,8 +126,8 @@ impl KvLayout {
         self.widths().1
     }
 
-    /// Where a head's page has the codes of keys, those of the values beside them, the scales of keys and those of
-    /// the values, as bytes from its start.
+    /// Byte ranges in a head's page: the codes of keys, the codes of values, the scales of keys and the scales of
+    /// values.
     #[inline]
     pub fn planes(&self) -> [Range<usize>; 4] {
         let (k, v) = self.widths();
@@ -146,7 +146,7 @@ impl KvLayout {
         self.head_dim_k.next_multiple_of(LANES)
     }
 
-    /// Makes positions `from..` of a page zero: what is there is nobody's, or an earlier sequence's.
+    /// Makes positions `from..` of a page zero: these bytes belong to no sequence, or to an earlier one.
     #[inline]
     pub fn clear_tail(&self, page: &mut [u8], from: usize) {
         let [k, v, k_scales, v_scales] = self.planes();

@@ -1,6 +1,6 @@
 //! Rotary positions (RoPE, arXiv 2104.09864).
 
-/// Which elements of a head form a pair.
+/// Pairing of a head's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeLayout {
     /// Pair `i` is `(2i, 2i + 1)`.

@@ -1,6 +1,6 @@
-//! Where recurrences keep their states.
+//! Places of recurrent states within their slots.
 
-/// Where in a slot's values a state lies.
+/// Place of a block's state among a slot's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateAt {
     /// Values of a slot.

@@ -3,7 +3,7 @@
 /// Sizes of the recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SsdShape {
-    /// Heads.
+    /// Number of heads.
     pub n_head: usize,
     /// Channels of a head.
     pub head_dim: usize,

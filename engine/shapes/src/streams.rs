@@ -1,15 +1,15 @@
 //! Sizes of hyper-connected streams.
 
-/// How numbers become weights of streams.
+/// Constants by which a projection's numbers become mixing weights of residual streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamShape {
-    /// Streams.
+    /// Number of streams.
     pub n: usize,
     /// Added to what is read, and to what divides.
     pub eps: f32,
     /// Factor on what is written.
     pub magnitude: f32,
-    /// Added to that.
+    /// Added to the weights of that kind.
     pub post_eps: f32,
     /// Rounds that make the matrix doubly stochastic; `None`: streams do not mix.
     pub rounds: Option<usize>,

@@ -1,18 +1,18 @@
 //! Weighted sums of rows.
 
-/// What a sum starts with.
+/// Start of a weighted sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SumStart {
-    /// Nothing.
+    /// Zero.
     Zero,
-    /// What is there.
+    /// The values that the output has before.
     Own,
 }
 
-/// Where weights of rows stand: that of row `r` and source `k` is value `first + r * stride + k * step`.
+/// Place of the weights: that of row `r` and source `k` is value `first + r * stride + k * step`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightsAt {
-    /// That of row 0 and source 0.
+    /// Place of the weight of row 0 and source 0.
     pub first: usize,
     /// Values from one row's to the next one's.
     pub stride: usize,

@@ -1,13 +1,13 @@
-//! Which positions attention sees.
+//! Windows: limits on the positions that attention sees.
 
-/// Which positions a row sees of those that it may see at all.
+/// Limit on the positions that a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// The last so many, its own included.
     Sliding(u32),
-    /// Those of its own chunk; chunks of so many positions lie side by side from position 0.
+    /// The row's own chunk. Chunks of so many positions lie side by side from position 0.
     Chunk(u32),
-    /// Those at most half so many away, before and after it.
+    /// Positions at most half so many away, before and after the row.
     Around(u32),
 }
 
@@ -22,7 +22,7 @@ impl Window {
         }
     }
 
-    /// Behind the last position that a row at `pos` sees of positions up to `end`.
+    /// End of the positions that a row at `pos` sees among those up to `end`.
     #[inline]
     pub fn n_visible(self, pos: usize, end: usize) -> usize {
         match self {

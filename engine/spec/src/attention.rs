@@ -2,10 +2,10 @@
 
 use brigade_shapes::{BlockSizes, Window};
 
-/// Grouped-query attention.
+/// Grouped-query attention: sizes of its heads, and where it differs from the plain form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
     /// Key/value heads; divides `n_head`.
     pub n_kv_head: usize,
@@ -13,56 +13,56 @@ pub struct AttentionSpec {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Multiplies q·k.
+    /// Factor on q·k before the softmax.
     pub scale: f32,
-    /// What rotates q and k.
+    /// Rotary embedding of q and k.
     pub rotation: Rotation,
     /// Norms of q and k; `None` without them.
     pub qk_norm: Option<QkNorm>,
-    /// Where keys and values come from.
+    /// Source of keys and values.
     pub kv: KvSpec,
-    /// Which positions a row sees.
+    /// Positions that a row attends to.
     pub mask: MaskSpec,
-    /// What becomes of scores between q·k and the softmax.
+    /// Changes to the scores between q·k and the softmax.
     pub scores: ScoreSpec,
-    /// What becomes of the heads' outputs before the output projection.
+    /// Changes to the heads' outputs before the output projection.
     pub head_output: HeadOutputSpec,
     /// Whether the bias of the output projection is added, where the file has one.
     pub output_bias: bool,
 }
 
-/// Where keys and values come from, and what becomes of their projections.
+/// Source of keys and values, and changes to their projections.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvSpec {
-    /// Whose they are.
+    /// The block that computes them.
     pub from: KvFrom,
     /// Bound on q, k and v: each value is clamped to `-bound..=bound` after its bias.
     pub clamp: Option<f32>,
-    /// Whether values are what the keys' projection gives, before the keys' norm and rotation.
+    /// Whether the values are the rows of the keys' projection, before the keys' norm and rotation.
     pub values_of_keys: bool,
     /// Epsilon of an RMS norm without weights of each value; `None` without it.
     pub value_norm: Option<f32>,
 }
 
-/// Which positions a row sees.
+/// Positions that a row attends to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MaskSpec {
-    /// What it sees of the positions before it; `None`: all.
+    /// Window of earlier positions that a row sees; `None`: all of them.
     pub window: Option<Window>,
     /// Whether it sees the rows after it too, as in encoders.
     pub both_ways: bool,
-    /// What chooses the positions that a row's heads attend to; `None`: all that they see.
+    /// Index that chooses among the positions that a row sees; `None`: the row attends to all of them.
     pub index: Option<BlockIndexSpec>,
 }
 
-/// What becomes of scores between q·k and the softmax.
+/// Changes to the scores between q·k and the softmax.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreSpec {
-    /// Their bound: `cap * tanh(score / cap)`.
+    /// Bound of the scores: `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Whether they fall with the distance, by a slope of each head's own; `None`: they do not.
     pub alibi: Option<Alibi>,
-    /// What they gain by the distance; `None`: nothing.
+    /// Biases that are added to the scores by distance; `None`: nothing.
     pub buckets: Option<Buckets>,
     /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
     pub sinks: bool,
@@ -70,10 +70,10 @@ pub struct ScoreSpec {
     pub temperature: Option<Temperature>,
 }
 
-/// What becomes of the heads' outputs.
+/// Changes to the heads' outputs before the output projection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HeadOutputSpec {
-    /// What multiplies them; `None`: nothing.
+    /// Factor on the outputs; `None`: nothing.
     pub gate: Option<HeadGate>,
     /// Epsilon of an RMS norm (`attn_sub_norm`) of all of them together; `None` without it.
     pub sub_norm: Option<f32>,
@@ -98,13 +98,13 @@ impl HeadOutputSpec {
 /// the block's own are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockIndexSpec {
-    /// Width of its queries and keys. They begin with as many elements that are rotated as the block's own have.
+    /// Width of its queries and keys. As many of their first elements are rotated as of the block's own.
     pub head_dim: usize,
-    /// What it chooses.
+    /// Positions of a block, and blocks that are chosen.
     pub sizes: BlockSizes,
     /// Epsilon of the norms of its queries and keys.
     pub eps: f32,
-    /// How it scores blocks.
+    /// Rule by which it scores blocks.
     pub scoring: BlockScoring,
 }
 
@@ -119,31 +119,31 @@ impl BlockIndexSpec {
     }
 }
 
-/// How an index scores a block of positions.
+/// Rule by which an index scores a block of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockScoring {
-    /// By the greatest product with the key of a position, for each head of keys and values by a query of its own
-    /// (MiniMax Sparse Attention).
+    /// The score is the greatest product with the key of a position. Each head of keys and values has a query of its
+    /// own (MiniMax Sparse Attention).
     BestPosition,
-    /// By the mean of its positions' keys, which is normed and rotated as its first position: the sum over all queries of
-    /// what products are above 0, the same for all heads (Qwen Sparse Attention). Only whole blocks are scored; a row
-    /// attends to what is behind the last of them as well.
+    /// The score is the sum over all queries of the positive products with the mean of the positions' keys, the same
+    /// for all heads (Qwen Sparse Attention). The mean is normed and rotated as the block's first position. Only whole
+    /// blocks are scored. A row also attends to the positions behind the last of them.
     Mean {
-        /// Queries.
+        /// Number of queries.
         n_head: usize,
     },
 }
 
-/// Whose keys and values a block attends to. Those that are lent travel beside the residual stream, a pair of tensors
-/// each, as [`Beside`](super::Beside) says; every block that borrows them keeps them in a cache of its own.
+/// The block whose keys and values a block attends to. Lent keys and values travel beside the residual stream, a pair
+/// of tensors each, as [`Beside`](super::Beside) says. Every block that borrows them keeps them in a cache of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvFrom {
-    /// Its own.
+    /// The block itself.
     #[default]
     Own,
-    /// Its own, and it lends them to later blocks as the pair of this number.
+    /// The block itself, which lends them to later blocks as the pair of this number.
     Lent(usize),
-    /// The pair of this number.
+    /// An earlier block, which lends them as the pair of this number.
     Borrowed(usize),
 }
 
@@ -160,7 +160,7 @@ impl Buckets {
     /// Distances from here on share the last bucket.
     const FAR: usize = 128;
 
-    /// The farthest distance that has to be told from others.
+    /// The farthest distance with a bucket of its own.
     #[inline]
     pub fn reach(&self) -> usize {
         Self::FAR.max(self.n / 4)
@@ -183,17 +183,17 @@ impl Buckets {
     }
 }
 
-/// A factor on what the heads give, made of the block's input.
+/// A factor on the heads' outputs, made of the block's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadGate {
-    /// The rows that it is made of.
+    /// Projection from which the factor is made.
     pub source: GateSource,
-    /// What becomes of them.
+    /// Function from the projection's values to the factor.
     pub activation: GateActivation,
 }
 
 impl HeadGate {
-    /// The sigmoid of what `source` gives.
+    /// The sigmoid of the projection `source`.
     pub fn sigmoid(source: GateSource) -> Self {
         Self { source, activation: GateActivation::Sigmoid }
     }
@@ -210,7 +210,7 @@ pub enum GateSource {
     EachHead,
 }
 
-/// From a projection's row to a factor.
+/// Function from a projection's values to a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateActivation {
     /// `1 / (1 + exp(-x))`.
@@ -219,23 +219,23 @@ pub enum GateActivation {
     Softplus,
 }
 
-/// What rotates q and k.
+/// Rotary embedding of q and k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotation {
-    /// Nothing.
+    /// None: q and k carry no position.
     None,
-    /// The model's [`RopeSpec`](super::RopeSpec).
+    /// Rotation by the model's [`RopeSpec`](super::RopeSpec).
     Model,
-    /// The one of layers with windows, where a model has two.
+    /// Rotation of layers with windows, where a model has two.
     Local,
 }
 
 /// Norms of q and k, mostly RMS norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNorm {
-    /// Their epsilon.
+    /// Epsilon of the norms.
     pub eps: f32,
-    /// What is normed by itself, and with which weights.
+    /// Values that are normed together, and the weights of the norm.
     pub over: NormOver,
     /// Whether they come after the rotation.
     pub after_rotation: bool,
@@ -248,7 +248,7 @@ impl QkNorm {
     }
 }
 
-/// What a norm of q or k is taken over.
+/// Values of q or k that are normed together, and the weights of the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOver {
     /// Each head, all with the same weights.
@@ -261,7 +261,7 @@ pub enum NormOver {
     HeadFactor,
     /// Each head with weights of its own, the mean taken off first.
     HeadLayer,
-    /// All heads together.
+    /// All heads together, with weights.
     AllHeads,
     /// All heads together, the mean taken off first, with a bias.
     AllHeadsLayer,
@@ -275,11 +275,12 @@ pub struct Alibi {
 }
 
 impl Alibi {
-    /// That of most models.
+    /// The value that most models have.
     pub const USUAL: Self = Self { max_bias: 8.0 };
 
-    /// What a score of each head loses for every position, `[n_head]`. Those of the first heads, a power of two of
-    /// them, are a geometric series. The other heads get every other value of the series with twice as many.
+    /// Slope of each head, `[n_head]`: its scores lose so much for every position of distance. The slopes of the first
+    /// heads, a power of two of them, are a geometric series. The other heads get every other value of the series with
+    /// twice as many.
     pub fn slopes(self, n_head: usize) -> Vec<f32> {
         let n = 1 << n_head.max(1).ilog2();
         let exponent = |head: usize| {
@@ -297,7 +298,7 @@ impl Alibi {
 /// A factor on q by position: `1 + scale * ln(floor((pos + offset) / every) + 1)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// Of the logarithm.
+    /// Factor on the logarithm.
     pub scale: f32,
     /// Positions of a step.
     pub every: u32,

@@ -1,9 +1,9 @@
-//! What some models keep beside a token's row of the residual stream, and what crosses a cut with it.
+//! Values beside a token's row of the residual stream, which some models carry through their layers and across a cut.
 
-/// What a token carries through the layers beside its row of the residual stream.
+/// Values that a token carries through the layers beside its row of the residual stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Beside {
-    /// Nothing.
+    /// No values; most models.
     #[default]
     Nothing,
     /// The first layer's values, as wide as the residual stream.
@@ -24,16 +24,16 @@ pub enum Beside {
 }
 
 impl Beside {
-    /// Which of the tensors beside the stream has the places of adapters.
+    /// Number of the tensor beside the stream with the places of adapters.
     pub const ADAPTERS: usize = 0;
 
-    /// Which of the tensors beside the stream has the rows that come into the first layer.
+    /// Number of the tensor beside the stream with the rows that come into the first layer.
     pub const EMBEDDING: usize = 0;
 
-    /// Which of the tensors beside the stream has the layers' rows.
+    /// Number of the tensor beside the stream with the layers' rows.
     pub const ROWS: usize = 0;
 
-    /// Which of the tensors beside the stream has the keys of a pair that is lent; the values are in the next.
+    /// Number of the tensor beside the stream with the keys of a pair that is lent; the values are in the next.
     #[inline]
     pub const fn keys(pair: usize) -> usize {
         Self::ROWS + 1 + 2 * pair
@@ -45,7 +45,7 @@ impl Beside {
         Self::keys(lent)
     }
 
-    /// Which of the tensors beside the stream the host reads.
+    /// Number of the tensor beside the stream that the host reads; `None`: it reads none.
     #[inline]
     pub fn of_host(self) -> Option<usize> {
         (self == Self::Adapters).then_some(Self::ADAPTERS)
@@ -55,7 +55,7 @@ impl Beside {
 /// Rows that cross a cut, tensor by tensor; each is `[n_rows, width]` in f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundarySpec {
-    /// Width of each tensor, in values; 0 where nobody behind the cut reads it.
+    /// Width of each tensor, in values; 0 where no layer behind the cut reads it.
     pub widths: Vec<usize>,
     /// Whether values must arrive as they are: some of them are positions or numbers of adapters, and a rounded one would be
     /// another.

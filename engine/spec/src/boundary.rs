@@ -1,12 +1,12 @@
-//! What crosses a cut. Every token's row of the residual stream does. A model may keep further rows beside it; those cross
-//! that a layer behind the cut reads.
+//! The rows of a token that cross a cut. Its row of the residual stream always does. A model may keep further rows
+//! beside it; those cross that a layer behind the cut reads.
 
 use super::{Beside, BlockKind, BoundarySpec, ChosenBy, KvFrom, ModelSpec};
 use brigade_shapes::PoolSizes;
 
 impl ModelSpec {
-    /// What crosses the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual
-    /// stream, then what goes along beside it.
+    /// The rows that cross the cut before layer `cut` (`0 < cut < n_layer`): a token's row of the residual stream, then
+    /// the rows beside it.
     pub fn boundary(&self, cut: usize) -> BoundarySpec {
         let streams = &self.skeleton.streams;
         let mut widths = self.widths_beside(cut);
@@ -60,7 +60,7 @@ impl ModelSpec {
         lender.filter(|_| is_read).unwrap_or_default()
     }
 
-    /// Where the attention of a layer has its keys and values from, and how wide their rows are.
+    /// Source of the keys and values of a layer's attention, and the widths of their rows.
     fn kv_of(&self, layer: usize) -> Option<(KvFrom, [usize; 2])> {
         self.layers[layer].blocks.iter().find_map(|block| match &block.kind {
             BlockKind::Attention(a) => {

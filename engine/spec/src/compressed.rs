@@ -8,7 +8,7 @@ use crate::state::StateSpec;
 /// are rotated back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompressedSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
     /// Width of a head, and of a key.
     pub head_dim: usize,
@@ -24,22 +24,22 @@ pub struct CompressedSpec {
     pub n_group: usize,
     /// Width of what such a matrix gives.
     pub group_rank: usize,
-    /// Which of the model's rotations it has.
+    /// Rotary embedding of the block, one of the model's.
     pub rotation: Rotation,
     /// Epsilon of its norms.
     pub eps: f32,
-    /// What it makes entries of; `None`: it attends to the window alone.
+    /// Compressed entries behind the window; `None`: the block attends to the window alone.
     pub entries: Option<EntriesSpec>,
 }
 
-/// How entries are made of positions.
+/// Rule by which entries are made of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntriesSpec {
     /// Positions from one entry to the next. Entry `i` is complete with position `(i + 1) * every - 1`.
     pub every: usize,
     /// Whether an entry is made of the positions of the one before it too.
     pub overlaps: bool,
-    /// What chooses the entries that a row attends to; `None`: it attends to all.
+    /// Index that chooses the entries that a row attends to; `None`: it attends to all.
     pub index: Option<EntryIndexSpec>,
 }
 
@@ -55,7 +55,7 @@ pub struct EntryIndexSpec {
 }
 
 impl EntriesSpec {
-    /// What is made of a position for an entry of `width` elements: twice as much where it goes into two entries.
+    /// Values that a position contributes to entries of `width` elements: twice as many where it goes into two entries.
     #[inline]
     pub fn input_width(&self, width: usize) -> usize {
         if self.overlaps { 2 * width } else { width }
@@ -98,7 +98,7 @@ impl CompressedSpec {
         self.n_remembered() * self.head_dim + of_entries
     }
 
-    /// What it remembers of a sequence.
+    /// Sizes of the block's state of a sequence.
     pub fn state(&self) -> StateSpec {
         let recent = self.recent_len();
         match self.entries {

@@ -3,23 +3,23 @@
 use crate::state::StateSpec;
 use brigade_shapes::{Decay, DeltaShape, KeyHeads};
 
-/// Kimi delta attention.
+/// Kimi delta attention, a mixer with the delta rule and a decay for each key channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KdaSpec {
-    /// Heads.
+    /// Number of heads.
     pub n_head: usize,
     /// Width of a head.
     pub head_dim: usize,
     /// Taps of the convolutions.
     pub conv_taps: usize,
-    /// Epsilon of the norm of what heads give.
+    /// Epsilon of the norm of the heads' outputs.
     pub eps: f32,
     /// Epsilon of the norms that make queries and keys as long as 1.
     pub unit_eps: f32,
     /// Least log decay of a step, below 0. The log decay is then this bound times a sigmoid of the forget
     /// gate. `None`: it is a softplus of the forget gate, without bound.
     pub decay_bound: Option<f32>,
-    /// How the gates are made.
+    /// Matrices that make the gates.
     pub gates: KdaGates,
 }
 
@@ -48,7 +48,7 @@ impl KdaSpec {
         }
     }
 
-    /// What it remembers of a sequence.
+    /// Sizes of the block's state of a sequence.
     pub fn state(&self) -> StateSpec {
         let conv = 3 * (self.conv_taps - 1) * self.n_head * self.head_dim;
         StateSpec::Slot { conv, scan: self.shape().state_len() }
@@ -64,11 +64,11 @@ pub struct DeltaNetSpec {
     pub conv_taps: usize,
     /// Epsilon of its norms.
     pub eps: f32,
-    /// What becomes of the gate of its output.
+    /// Activation of the output's gate.
     pub gate: OutputGate,
 }
 
-/// The factor that a gate makes.
+/// Activation of an output's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputGate {
     /// `x / (1 + exp(-x))`.
@@ -78,7 +78,7 @@ pub enum OutputGate {
 }
 
 impl DeltaNetSpec {
-    /// What it remembers of a sequence.
+    /// Sizes of the block's state of a sequence.
     pub fn state(&self) -> StateSpec {
         let DeltaShape { n_head, n_key_head, d_k, d_v, .. } = self.shape;
         let conv = (self.conv_taps - 1) * (2 * n_key_head * d_k + n_head * d_v);

@@ -1,4 +1,4 @@
-//! What is wrong with a model, sorted by what the caller can do.
+//! Errors of a model, sorted by the action that the caller can take.
 
 use brigade_gguf::GgufError;
 use brigade_quant::QuantError;
@@ -26,7 +26,7 @@ pub enum ModelError {
     /// The state does not fit in memory: fewer slots, a smaller context, or more stages.
     #[error("cannot allocate {bytes} bytes of {what}")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes that were asked for.
         bytes: u64,
         /// KV pages, recurrent state, ...
         what: &'static str,

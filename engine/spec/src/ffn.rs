@@ -2,7 +2,7 @@
 
 use brigade_shapes::{ExpertGroups, GateBounds, SwiGluClamp, SwiGluLimit, Xielu};
 
-/// What an FFN computes between its way up and its way down.
+/// The function between the up and down matrices of an FFN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate x) * up x` (SwiGLU, arXiv 2002.05202).
@@ -40,11 +40,11 @@ impl Activation {
 /// Dense FFN: `down(activation(up x))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpSpec {
-    /// Inner width.
+    /// Width between the two matrices.
     pub n_ff: usize,
     /// Between the tensor's stem and `.weight`: `""`, or `"_shexp"` for a shared expert.
     pub suffix: &'static str,
-    /// What is between the matrices.
+    /// Function between the matrices.
     pub activation: Activation,
     /// Whether the gate's rows are the first half of the way up's tensor.
     pub fused: bool,
@@ -56,7 +56,7 @@ pub struct MlpSpec {
 }
 
 impl MlpSpec {
-    /// A layer's FFN.
+    /// An FFN of a layer, with the usual names of tensors.
     pub fn new(n_ff: usize, activation: Activation) -> Self {
         Self { n_ff, suffix: "", activation, fused: false, sub_norm: None, gate_above: None }
     }
@@ -78,9 +78,9 @@ pub struct MoeSpec {
     pub n_used: usize,
     /// Inner width of an expert.
     pub n_ff: usize,
-    /// What is between an expert's matrices.
+    /// Function between an expert's matrices.
     pub activation: Activation,
-    /// What makes weights of the router's logits.
+    /// Rule by which the router's logits become weights.
     pub router: Router,
     /// Whether a bias (`exp_probs_b.bias`) is added to the weights for the choice alone.
     pub selection_bias: bool,
@@ -99,10 +99,10 @@ pub struct MoeSpec {
     pub weigh_input: bool,
     /// Multiplies the sum of all experts, the shared one included.
     pub output_scale: f32,
-    /// What experts work in, where it is not the model's width.
+    /// Narrower rows that the experts work in; `None`: rows as wide as the model.
     pub latent: Option<LatentSpec>,
-    /// Epsilon of norms that the shared expert and the others have of their own, before and behind them, where the
-    /// block reads rows that are not normed; `None` where both read the same normed rows.
+    /// Epsilon of the norms of the two branches, the shared expert and the others. Each branch then reads rows that are
+    /// not normed, and has norms of its own before and behind it. `None`: both read the same normed rows.
     pub branch_eps: Option<f32>,
     /// Experts that groups of them share.
     pub adjugates: Option<AdjugateSpec>,
@@ -138,9 +138,9 @@ impl MoeSpec {
 /// A width of experts' own: a matrix before all of them narrows the rows, one after their sum widens it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentSpec {
-    /// The width.
+    /// Width of the latent rows.
     pub width: usize,
-    /// What the tensors are called: `ffn_<stem>_down`, `ffn_<stem>_up` and `ffn_<stem>_norm`.
+    /// Stem in the names of the tensors: `ffn_<stem>_down`, `ffn_<stem>_up` and `ffn_<stem>_norm`.
     pub stem: &'static str,
     /// Epsilon of an RMS norm of the experts' sum before it is widened; `None` without it.
     pub norm_eps: Option<f32>,
@@ -152,7 +152,7 @@ pub struct LatentSpec {
 pub struct AdjugateSpec {
     /// Experts of a group; divides their number.
     pub per_group: usize,
-    /// Inner width.
+    /// Width between the group's matrices.
     pub n_ff: usize,
     /// Multiplies the sum of the adjugates.
     pub scale: f32,
@@ -166,23 +166,23 @@ impl AdjugateSpec {
     }
 }
 
-/// From a router's logits to the weights of experts.
+/// Computation of the experts' weights from a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Router {
     /// Softmax over all experts.
     Softmax,
-    /// Sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
     /// The choice by the logits themselves, then softmax over the chosen.
     SoftmaxOfChosen,
-    /// `sqrt(softplus(z))` of each.
+    /// `sqrt(softplus(z))` of each logit.
     SqrtSoftplus,
 }
 
 /// The expert that every token uses, added to the others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedExpertSpec {
-    /// The expert itself.
+    /// Sizes and tensors of the expert.
     pub mlp: MlpSpec,
     /// Whether it is multiplied by `sigmoid(w · x)` (`ffn_gate_inp_shexp`).
     pub gated: bool,

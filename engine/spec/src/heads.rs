@@ -1,10 +1,10 @@
 //! Names of the tensors that judge a text, or move its vector to another space. No stage needs them.
 
-/// What the names of the matrices begin with that a text's vector goes through once it is pooled, in that order.
-/// llama.cpp numbers them by their place among the modules: behind the model and the pooling.
+/// Stems of the matrices that a text's pooled vector goes through, in that order. llama.cpp numbers them by their place
+/// among the modules, after the model and the pooling.
 pub const PROJECTIONS: [&str; 2] = ["dense_2.", "dense_3."];
 
-/// What the names of all of them begin with.
+/// Stems of all tensors of such heads.
 const STEMS: [&str; 3] = ["cls.", PROJECTIONS[0], PROJECTIONS[1]];
 
 /// Whether a tensor is a head's, so that no stage needs it.

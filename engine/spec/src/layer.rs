@@ -27,8 +27,9 @@ impl LayerSpec {
         self.has_experts() && (tensor.contains("_exps.") || tensor.contains("_chexps."))
     }
 
-    /// Blocks, from the first on, that all rows go through where only some are wanted behind the layer: up to the last that
-    /// mixes rows, and up to the last that reads what was there before it. 0: none mixes rows.
+    /// Number of leading blocks that every row must go through, although only some rows are wanted behind the layer.
+    /// They end with the last block that mixes rows, or the last that reads rows from before that one. 0: no block
+    /// mixes rows.
     pub fn n_mixing(&self) -> usize {
         let Some(last) = self.blocks.iter().rposition(|block| block.kind.mixes_rows()) else {
             return 0;
@@ -52,15 +53,15 @@ impl LayerSpec {
 /// A block with the norms before and behind it, and how it meets the residual stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// The norm of what it reads; `None` where it reads that as it is.
+    /// Norm before the block; `None` where it reads rows as they are.
     pub norm: Option<NormSpec>,
     /// The norm of its output.
     pub post_norm: Option<NormSpec>,
-    /// Which rows it reads.
+    /// Rows that the block reads.
     pub reads: Reads,
-    /// How it meets the residual stream.
+    /// Rule by which the block meets the residual stream.
     pub residual: Residual,
-    /// What the block computes.
+    /// The computation of the block, with its sizes.
     pub kind: BlockKind,
 }
 
@@ -77,7 +78,7 @@ impl BlockSpec {
     }
 }
 
-/// Which rows a block reads.
+/// Rows that a block reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// The residual stream as the block before it left it, normed.
@@ -99,31 +100,31 @@ pub enum BlockKind {
     Mla(MlaSpec),
     /// Attention to a window and to entries that stand for several positions each.
     Compressed(CompressedSpec),
-    /// Dense FFN.
+    /// A dense FFN.
     Mlp(MlpSpec),
-    /// Mixture of experts.
+    /// A mixture of experts.
     Moe(MoeSpec),
-    /// Selective state space.
+    /// Mamba's selective state space.
     Mamba(MambaSpec),
-    /// Gated short convolution.
+    /// A gated short convolution.
     ShortConv(ShortConvSpec),
     /// Linear attention with a fixed decay.
     Lightning(LightningSpec),
-    /// Kimi delta attention.
+    /// Kimi delta attention, a delta rule by key channel.
     Kda(KdaSpec),
-    /// Gated delta net.
+    /// A gated delta net, a delta rule by head.
     DeltaNet(DeltaNetSpec),
-    /// RWKV-7's time mixing.
+    /// The time mixing of RWKV-7.
     TimeMix(TimeMixSpec),
-    /// RWKV-6's time mixing.
+    /// The time mixing of RWKV-6.
     TimeMix6(TimeMix6Spec),
     /// Channel mixing of RWKV-6 and RWKV-7.
     ChannelMix(ChannelMixSpec),
-    /// What a row of the layer's own adds.
+    /// Addition of a row that a token has for the layer.
     LayerRow(LayerRowSpec),
     /// A low-rank way past attention.
     Laurel(LaurelSpec),
-    /// Which of the file's own adapters each row uses.
+    /// Choice of the file's own adapter for each row.
     Switch(SwitchRouterSpec),
     /// A square matrix (`attn_output`), which stands where other layers have attention.
     Linear,
@@ -145,7 +146,7 @@ impl BlockKind {
         matches!(self, Self::Moe(m) if m.routes_early)
     }
 
-    /// What the block remembers of a sequence.
+    /// Sizes of the block's state of a sequence.
     pub fn state(&self) -> StateSpec {
         match self {
             Self::Attention(a) => {
@@ -191,8 +192,8 @@ impl BlockKind {
         }
     }
 
-    /// Weight elements that a row of width `n_embd` multiplies with where it is only remembered, if they are fewer than those
-    /// of a row that somebody reads.
+    /// Weight elements that a row of width `n_embd` multiplies with where it is only remembered, if they are fewer than
+    /// those of a row that is read.
     pub fn elements_to_remember(&self, n_embd: usize) -> Option<usize> {
         match self {
             Self::Attention(spec) => {
@@ -220,7 +221,7 @@ impl BlockKind {
 /// heads come from one compressed row a position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlaSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
     /// Width through which queries are made; `None` where one matrix makes them.
     pub q_rank: Option<usize>,
@@ -232,23 +233,23 @@ pub struct MlaSpec {
     pub n_pe: usize,
     /// Width of a head's value.
     pub head_dim_v: usize,
-    /// Multiplies q·k.
+    /// Factor on q·k before the softmax.
     pub scale: f32,
-    /// What rotates the pe parts.
+    /// Rotary embedding of the pe parts.
     pub rotation: Rotation,
     /// Whether the key's pe part is normed (`attn_k_norm`) before it is rotated.
     pub pe_norm: bool,
-    /// What a row sees of the positions before it; `None`: all.
+    /// Window of earlier positions that a row sees; `None`: all of them.
     pub window: Option<Window>,
     /// Epsilon of the norms of compressed rows.
     pub eps: f32,
-    /// What the sigmoid of a projection of the block's input (`attn_gate`) multiplies of the heads' values.
+    /// Gate on the heads' values: the sigmoid of a projection of the block's input (`attn_gate`). `None`: nothing.
     pub gate: Option<MlaGate>,
     /// Whether each head has a score without a value (`attn_sinks`) that takes part in the softmax.
     pub sinks: bool,
     /// A factor on queries that grows with the position.
     pub temperature: Option<Temperature>,
-    /// Which positions a row attends to; `None`: to all before it.
+    /// Choice of the positions that a row attends to; `None`: all before it.
     pub chosen: Option<ChosenSpec>,
 }
 
@@ -259,8 +260,8 @@ impl MlaSpec {
         self.kv_rank + self.n_pe
     }
 
-    /// Width of what is remembered of a position for the index: its key, and a gate where keys are pooled; 0: the block has
-    /// no index.
+    /// Width of the index's values that are remembered of a position: its key, and a gate where keys are pooled. 0: the
+    /// block has no index.
     #[inline]
     pub fn index_dim(&self) -> usize {
         match self.chosen {
@@ -272,7 +273,7 @@ impl MlaSpec {
     }
 }
 
-/// How many values latent attention's gate has.
+/// Number of values in the gate of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MlaGate {
     /// One for each value of each head.
@@ -284,15 +285,15 @@ pub enum MlaGate {
 /// Sparse attention: a row attends to some of the positions before it (DeepSeek-V3.2, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChosenSpec {
-    /// How many positions, one by one or in pools.
+    /// Positions that a row attends to, one by one or in pools.
     pub sizes: PoolSizes,
-    /// Who chooses them.
+    /// The index that chooses the positions.
     pub by: ChosenBy,
-    /// Which of the tensors beside the stream has positions, or pools, that several blocks attend to.
+    /// Number of the tensor beside the stream that holds positions, or pools, for several blocks.
     pub place: usize,
 }
 
-/// Who chooses a row's positions.
+/// The index that chooses a row's positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ChosenBy {
     /// The block's own index.
@@ -308,7 +309,7 @@ pub struct IndexSpec {
     pub n_head: usize,
     /// Width of its queries and keys. As many elements of them are rotated as of the block's own.
     pub head_dim: usize,
-    /// How these are rotated.
+    /// Rotary embedding of these elements.
     pub rotation: Rotation,
     /// Whether these come last; else they come first.
     pub rotates_last: bool,
@@ -330,7 +331,8 @@ pub struct Mamba2Spec {
     pub conv_taps: usize,
     /// Epsilon of the norm by groups after the gate; `None` without it.
     pub norm_eps: Option<f32>,
-    /// Where B, C and the time steps come from x behind its convolution, not from the block's input beside it.
+    /// Narrow rows from which B, C and the time steps are made. They come from x behind its convolution. `None`: all
+    /// three come from the block's input.
     pub low_rank: Option<LowRankSteps>,
 }
 
@@ -344,7 +346,7 @@ pub struct LowRankSteps {
 }
 
 impl Mamba2Spec {
-    /// What the convolution runs over: x, and where they come beside it B and C.
+    /// Channels of the convolution: x, and B and C where they come from the block's input.
     #[inline]
     pub fn conv_channels(&self) -> usize {
         match self.low_rank {

@@ -1,5 +1,5 @@
-//! What a model is made of, as data: which blocks a layer has and how large they are, what surrounds the layers, and what
-//! blocks remember of a sequence. It holds no weights, and nothing here computes with any.
+//! A model as data: the blocks of each layer and their sizes, the parts around the layers, and the sizes of the state
+//! that blocks keep of a sequence. The crate holds no weights and computes nothing with them.
 //!
 //! `brigade-models` makes these descriptions of metadata, stages are loaded by them, and the planner and the scheduler
 //! count with them.
@@ -85,6 +85,6 @@ pub use tensors::{
 pub struct Described<'m> {
     /// The header; tensors' data may be elsewhere.
     pub model: &'m Gguf,
-    /// What it describes.
+    /// The description of the model.
     pub spec: Arc<ModelSpec>,
 }

@@ -13,7 +13,7 @@ use crate::state::{Prefixes, StateSpec};
 /// A model as data: sizes, layers, and what surrounds them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// As `general.architecture` says.
+    /// Architecture, the file's `general.architecture`.
     pub arch: String,
     /// Width of the residual stream.
     pub n_embd: usize,
@@ -25,26 +25,26 @@ pub struct ModelSpec {
     pub embedding_scale: f32,
     /// Rotary embedding of the attention blocks; `None` where nothing rotates.
     pub rope: Option<RopeSpec>,
-    /// That of [`Rotation::Local`] blocks, where a model has two.
+    /// Rotary embedding of [`Rotation::Local`] blocks, where a model has two.
     pub local_rope: Option<RopeSpec>,
-    /// In order of computation.
+    /// The layers, in order of computation.
     pub layers: Vec<LayerSpec>,
-    /// What turns the last hidden rows into logits.
+    /// The model's end, from the last hidden rows to logits.
     pub head: HeadSpec,
-    /// What is unusual around the blocks.
+    /// Parts around the blocks that only some architectures have.
     pub skeleton: Skeleton,
-    /// What drafts tokens behind the layers; `None`: nothing, or nothing that runs here.
+    /// The model's own blocks of drafts; `None`: the file has none, or none that runs here.
     pub own_drafts: Option<OwnDraftsSpec>,
-    /// Why blocks of drafts that the file has do not run.
+    /// Reason why blocks of drafts that the file has do not run.
     pub own_drafts_refused: Option<String>,
 }
 
-/// What few architectures change around their blocks; the default is what all others have.
+/// Parts around the blocks that only some architectures have. The default is a model without them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Skeleton {
     /// The norms before blocks and head.
     pub norm: NormKind,
-    /// How embedded rows are normed before the first layer; `None`: they are not.
+    /// Norm of the embedded rows before the first layer; `None`: there is none.
     pub embedding_norm: Option<NormKind>,
     /// Rows of the table of token types, of which the first is added to every token's; 0: there is none.
     pub token_types: usize,
@@ -54,11 +54,11 @@ pub struct Skeleton {
     pub encoder_names: bool,
     /// Part of the names of layers' tensors that are for images only.
     pub left_out: Option<&'static str>,
-    /// What goes along beside the residual stream.
+    /// Values beside the residual stream.
     pub beside: Beside,
-    /// What a token's residual stream is made of.
+    /// Rows of a token's residual stream.
     pub streams: Streams,
-    /// How the layers of the file follow one another.
+    /// Order in which the layers of the file run.
     pub passes: Passes,
     /// Adapters inside the file, which tokens switch on.
     pub switch: Option<SwitchSpec>,
@@ -87,8 +87,8 @@ impl ModelSpec {
         blocks.any(|block| matches!(&block.kind, BlockKind::Attention(a) if a.mask.both_ways))
     }
 
-    /// What a sequence can be copied or cut at: the same for every stage, whatever its layers hold. `windows`: layers
-    /// with a window keep only what it sees.
+    /// The lengths at which a sequence can be copied or cut, the same for every stage, whatever its layers hold. With
+    /// `windows`, layers with a window keep only the positions that rows to come see.
     pub fn prefixes(&self, windows: bool) -> Prefixes {
         if self.is_encoder() {
             return Prefixes::None;
@@ -125,7 +125,7 @@ impl ModelSpec {
         layers.clone().any(ends).then_some(OUTPUT_NORM)
     }
 
-    /// What the names of a layer's tensors begin with.
+    /// Stem of the names of a layer's tensors.
     pub fn layer_stem(&self, layer: usize) -> String {
         let prefix = if self.skeleton.encoder_names { ENCODER_PREFIX } else { "" };
         format!("{prefix}blk.{}", self.in_file(layer))
@@ -137,8 +137,8 @@ impl ModelSpec {
             || self.shares(layer, tensor)
     }
 
-    /// Whether layer `layer` has a tensor of its own name that nobody reads: it is for images, or the layer attends to keys and
-    /// values of another.
+    /// Whether layer `layer` has a tensor of its own name that is not read: it is for images, or the layer attends to
+    /// keys and values of another.
     pub fn leaves_out(&self, layer: usize, tensor: &str) -> bool {
         if self.skeleton.left_out.is_some_and(|part| tensor.contains(part)) {
             return true;
@@ -186,7 +186,7 @@ impl ModelSpec {
 /// norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadSpec {
-    /// What the last norm reads of a token's streams.
+    /// Rows that the last norm reads.
     pub reads: HeadReads,
     /// Tensor of the last norm's weight; `None` where the layers end with one.
     pub norm: Option<&'static str>,

@@ -35,9 +35,9 @@ pub struct NgramSpec {
 /// Rows of the table that one head has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramHead {
-    /// The first.
+    /// First row of the table.
     pub first: u64,
-    /// How many, at least 1.
+    /// Number of rows, at least 1.
     pub size: u64,
 }
 
@@ -60,7 +60,7 @@ impl NgramSpec {
         self.n_embd / self.heads.len()
     }
 
-    /// What it remembers of a sequence: the last inputs of its convolution, then the last tokens.
+    /// Sizes of the block's state of a sequence: the last inputs of its convolution, then the last tokens.
     pub fn state(&self) -> StateSpec {
         StateSpec::Slot { conv: self.n_before() * self.width(), scan: self.longest - 1 }
     }

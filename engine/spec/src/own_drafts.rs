@@ -12,31 +12,31 @@ use super::{LayerSpec, NormKind, StateRoom, StateSpec};
 /// have rows at most, and the one before them.
 pub const KEPT_HIDDEN: usize = 65;
 
-/// Keys that a block with a window remembers besides those that a row sees: more than the rows of windows in flight and the
-/// drafts behind them, all of which may be taken back.
+/// Keys that a block with a window remembers besides those that a row sees. They are more than the rows of windows in
+/// flight and the drafts behind them, all of which may be taken back.
 pub const SPARE_KEYS: usize = 128;
 
-/// What drafts tokens behind a model's layers.
+/// Blocks that draft tokens behind a model's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnDraftsSpec {
     /// The blocks, in the order of the tokens that they draft.
     pub heads: Vec<DraftHeadSpec>,
-    /// Which rows of the model, or of the block before, a block reads.
+    /// Rows of the model, or of the block before, that a block reads.
     pub reads: DraftInput,
 }
 
 /// One block, and what turns its rows into logits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftHeadSpec {
-    /// Its number among the layers of the file.
+    /// Number of the block among the layers of the file.
     pub in_file: usize,
-    /// What it computes, from the joined rows on.
+    /// Computation of the block, from the joined rows on.
     pub layer: LayerSpec,
     /// Tensor of the weight of the norm behind it.
     pub norm: String,
     /// Kind and epsilon of that norm, where they are not those of the norm before the model's head.
     pub own_norm: Option<(NormKind, f32)>,
-    /// Part of the names of tensors of it that nobody reads.
+    /// Part of the names of the block's tensors that are not read.
     pub unread: Option<&'static str>,
     /// Whether it has an embedding of its own; else it embeds as the model does.
     pub own_embedding: bool,
@@ -44,10 +44,10 @@ pub struct DraftHeadSpec {
     pub own_output: bool,
 }
 
-/// Which hidden rows blocks of drafts read.
+/// Hidden rows that blocks of drafts read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftInput {
-    /// Those behind the norm before the head.
+    /// Rows behind the norm before the head.
     Normed,
     /// The residual stream behind the last layer.
     Stream,
@@ -67,7 +67,7 @@ impl DraftInput {
 }
 
 impl OwnDraftsSpec {
-    /// How many blocks there are.
+    /// Number of blocks of drafts.
     #[inline]
     pub fn n_blocks(&self) -> usize {
         self.heads.len()
@@ -81,7 +81,7 @@ impl OwnDraftsSpec {
         }
     }
 
-    /// What each block remembers of a sequence. All pages are kept, also where it has a window.
+    /// Sizes of each block's state of a sequence. All pages are kept, also where the block has a window.
     pub fn state(&self) -> StateSpec {
         let blocks = self.heads.iter().flat_map(|head| &head.layer.blocks);
         let mut states = blocks.map(|block| block.kind.state());

@@ -1,7 +1,7 @@
 //! Models that go through their layers more than once. Each pass through a layer of the file is a layer of its own, with
 //! keys and values of its own. Layers that are one layer of the file compute with the same weights.
 
-/// How the layers of the file follow one another.
+/// Order in which the layers of the file run, and how often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Passes {
     /// Each runs once, in order.
@@ -36,14 +36,14 @@ pub struct StackSpec {
     pub cycles: usize,
 }
 
-/// What becomes of the stream behind the last layer of a pass.
+/// Treatment of the stream behind the last layer of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassEnd {
-    /// It is normed.
+    /// The stream is normed.
     Normed,
-    /// It is normed, and goes on as the sum with the row beside it, which stays.
+    /// The stream is normed and added to the row beside it, which stays as it is. The sum goes on.
     AddsBeside,
-    /// As [`Self::AddsBeside`]; then the row beside it is what was normed.
+    /// As [`Self::AddsBeside`], and the normed stream becomes the new row beside it.
     TakesTurns,
 }
 
@@ -67,7 +67,8 @@ impl Passes {
         }
     }
 
-    /// What becomes of the stream behind layer `layer` of a model with `n_layer`; `None`: no pass ends there, or nothing.
+    /// Treatment of the stream behind layer `layer` of a model with `n_layer`. `None`: no pass ends there, or the
+    /// stream goes on unchanged.
     #[inline]
     pub fn end(&self, layer: usize, n_layer: usize) -> Option<PassEnd> {
         let is_last = layer + 1 == n_layer;
@@ -89,8 +90,8 @@ impl Passes {
         }
     }
 
-    /// Whether a token has a row beside the stream before layer `layer`, `Some(true)` where somebody behind it reads that;
-    /// `None` in models without such rows.
+    /// Whether a token has a row beside the stream before layer `layer`, `Some(true)` where a layer behind it reads
+    /// that row; `None` in models without such rows.
     pub(crate) fn beside(&self, layer: usize, n_layer: usize) -> Option<bool> {
         match self {
             Self::Stacks(spec) => Some(n_layer - layer > spec.per_stack),

@@ -2,7 +2,7 @@
 
 use brigade_shapes::SsdShape;
 
-/// A Mamba mixer.
+/// A Mamba mixer: convolution, selective scan and gate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaSpec {
     /// Channels of convolution and scan.
@@ -20,16 +20,16 @@ pub struct MambaSpec {
 /// RMS norms inside a Mamba mixer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaNorms {
-    /// Their epsilon.
+    /// Epsilon of the norms.
     pub eps: f32,
     /// Whether they have weights (`ssm_dt_norm`, `ssm_b_norm`, `ssm_c_norm`).
     pub weighted: bool,
 }
 
-/// Lightning attention.
+/// Lightning attention, linear attention with a fixed decay for each head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LightningSpec {
-    /// Heads.
+    /// Number of heads.
     pub n_head: usize,
     /// Elements of a query, a key and a value.
     pub head_dim: usize,
@@ -62,13 +62,13 @@ impl LightningSpec {
 /// A gated short convolution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvSpec {
-    /// Channels.
+    /// Channels of the convolution, the width of the model.
     pub n_embd: usize,
     /// Taps of the convolution.
     pub conv_taps: usize,
 }
 
-/// RWKV-7's time mixing.
+/// The time mixing of RWKV-7.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeMixSpec {
     /// Width of a row.
@@ -87,7 +87,7 @@ pub struct TimeMixSpec {
     pub norm: bool,
 }
 
-/// RWKV-6's time mixing.
+/// The time mixing of RWKV-6.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeMix6Spec {
     /// Width of a row.
@@ -109,7 +109,7 @@ pub struct TimeMix6Spec {
 pub struct ChannelMixSpec {
     /// Width of a row.
     pub n_embd: usize,
-    /// Inner width.
+    /// Width between the two matrices.
     pub n_ff: usize,
     /// Whether a gate multiplies what comes out.
     pub gated: bool,

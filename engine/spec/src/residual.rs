@@ -1,4 +1,4 @@
-//! How blocks meet the residual stream, and what a token's stream is made of.
+//! Residual streams: the rows of a token, and the rules by which blocks read and change them.
 //!
 //! In most models a token has one row, the stream. A block reads it, and what the block gives is added to it. Here is what
 //! models have instead: [`Residual`] says how a block meets the stream, [`Streams`] what there is to meet, and [`HeadReads`]
@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-/// How a block meets the residual stream: what it reads of that, and what becomes of its output. `x` is the stream and `y`
-/// the block's output, behind the norm that this may have.
+/// Rule by which a block meets the residual stream: the rows that it reads, and the use of its output. `x` is the
+/// stream and `y` the block's output, behind its norm if it has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Residual {
     /// The stream becomes `x + y`.
@@ -17,14 +17,14 @@ pub enum Residual {
     Scaled {
         /// Multiplies the block's output.
         output: f32,
-        /// Multiplies the sum.
+        /// Factor on the sum.
         stream: f32,
     },
     /// `f * (x + y)`, where the tensor of this name has `f` as its one value.
     Factor(&'static str),
     /// `scale * u + y`, where `u` are the normed rows that the block read: the stream goes on from these.
     FromNorm {
-        /// Multiplies them.
+        /// Factor on the normed rows.
         scale: f32,
     },
     /// `x + y + f * e`, where the tensor of this name has `f` as its one value, and `e` are the rows that came into the first
@@ -34,7 +34,7 @@ pub enum Residual {
     Normed(NormedSpec),
     /// The block reads a mixture of the stream and of what it was at earlier layers ([`Streams::Kept`]).
     OverDepth {
-        /// The mixture.
+        /// Scores of the mixture.
         mixture: DepthSpec,
         /// Whether the stream is kept as it is, and goes on as `y`. Else it becomes `x + y`.
         keeps: bool,
@@ -47,10 +47,10 @@ pub enum Residual {
     AltUp(AltUpSpec, AltUpStep),
 }
 
-/// What a token's residual stream is made of. All rows of it are as wide as the model.
+/// Rows of a token's residual stream. All of them are as wide as the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Streams {
-    /// One row.
+    /// One row, as in most models.
     #[default]
     One,
     /// One row, and what it was before some layers: rows that were kept on the way.
@@ -58,13 +58,13 @@ pub enum Streams {
         /// Layers from one that keeps to the next, the first of which is layer 0; at least 1.
         every: usize,
     },
-    /// So many rows, all of which begin as the token's embedding.
+    /// So many rows, which all begin as the token's embedding.
     Alike(usize),
     /// Rows that matrices make of the token's embedding, which is the first of them.
     AltUp(AltUpSpec),
 }
 
-/// What the norm before the head reads of a token's streams.
+/// Input of the norm before the head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadReads {
     /// The stream, or the first one.
@@ -81,14 +81,14 @@ pub enum HeadReads {
     AltUp(AltUpSpec),
 }
 
-/// Norms behind a sum: `u = norm(x + y)`, and where there is another one `again(u + x)`.
+/// Tensor of the first norm's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormedSpec {
     /// Tensor of the first norm's weight.
     pub norm: &'static str,
     /// Tensor of the other one's.
     pub again: Option<&'static str>,
-    /// Their epsilon.
+    /// Epsilon of the norms.
     pub eps: f32,
 }
 
@@ -124,8 +124,8 @@ pub struct HyperSpec {
     pub magnitude: f32,
     /// Added to that weight.
     pub post_eps: f32,
-    /// How often the matrix is normed so that its rows and columns sum to one (Sinkhorn and Knopp); `None`: streams do not
-    /// mix, each goes on as it is.
+    /// Rounds that norm the matrix so that its rows and columns sum to one (Sinkhorn and Knopp). `None`: streams do not
+    /// mix, and each goes on as it is.
     pub rounds: Option<usize>,
     /// Stem of the tensors.
     pub stem: &'static str,
@@ -157,13 +157,13 @@ pub struct GatedSpec {
 pub struct AltUpSpec {
     /// Streams, the first included.
     pub n: usize,
-    /// Which of the tensors beside the first stream has the second.
+    /// Number of the tensor beside the first stream that holds the second.
     pub second: usize,
     /// Epsilon of the norm before the router.
     pub eps: f32,
 }
 
-/// What a block has to do with streams that are updated by turns. Blocks without such a step meet the first one alone.
+/// The block's step in updating the streams by turns. Blocks without a step read and change the first stream alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AltUpStep {
     /// All streams become their predictions before the block reads the first one, to which its output is added.
@@ -184,13 +184,13 @@ impl HyperSpec {
 }
 
 impl AltUpSpec {
-    /// Which tensors beside the first stream have the others.
+    /// Numbers of the tensors beside the first stream that hold the others.
     #[inline]
     pub fn others(&self) -> Range<usize> {
         self.second..self.second + self.n - 1
     }
 
-    /// Which has the first stream as it was predicted, within a layer.
+    /// Number of the tensor with the prediction of the first stream, within a layer.
     #[inline]
     pub fn prediction(&self) -> usize {
         self.others().end
@@ -217,7 +217,7 @@ impl Streams {
         }
     }
 
-    /// Which of the tensors beside the first row has the first of these.
+    /// Number of the tensor beside the first row that holds the first of these.
     #[inline]
     pub fn place(&self) -> usize {
         match self {

@@ -6,11 +6,11 @@ use brigade_shapes::RopeLayout;
 /// Rotary embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// How the rotated pairs lie in a head.
+    /// Pairing of a head's rotated elements.
     pub layout: RopeLayout,
     /// Rotated dimensions of a head, from the first; even.
     pub n_rot: usize,
-    /// Frequency base.
+    /// Base of the frequencies.
     pub freq_base: f32,
     /// Multiplies every angle (1 / scaling factor).
     pub freq_scale: f32,
@@ -26,7 +26,7 @@ pub struct RopeSpec {
     pub still: Vec<usize>,
 }
 
-/// Which tensor `[n_rot / 2]` divides the angles.
+/// Tensor `[n_rot / 2]` by which the angles are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeFactors {
     /// `rope_freqs.weight` (llama 3 scaling, baked by the converter).

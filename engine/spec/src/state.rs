@@ -1,23 +1,24 @@
-//! What blocks remember of a sequence, as sizes: what they declare, and how much that is in pages and bytes.
+//! Sizes of the state that blocks keep of a sequence, as the blocks declare them, and the pages and bytes that these
+//! take.
 
 use brigade_shapes::{EntryLayout, KV_PAGE, KvType, Window};
 
-/// Where a copy of a sequence may end, so that another one can go on from there.
+/// Positions at which a copy of a sequence may end, so that another sequence can go on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefixes {
     /// After any position: keys and values are kept for each position by itself.
     All,
-    /// After the last position only: a recurrent state ([`StateSpec::Slot`]) holds the sum of all positions,
-    /// and cannot be taken back to an earlier one; nor can a window whose pages are kept no longer than it sees them.
+    /// After the last position only. A recurrent state ([`StateSpec::Slot`]) holds the sum of all positions, and cannot
+    /// be taken back to an earlier one. Nor can a window whose pages are kept no longer than rows see them.
     Whole,
-    /// Nowhere: what is kept of a position depends on those after it too, as in encoders. Sequences are computed whole.
+    /// Nowhere: the state of a position depends on later positions too, as in encoders. Sequences are computed whole.
     None,
 }
 
-/// What one block remembers of a sequence.
+/// Kind and sizes of the state that one block keeps of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSpec {
-    /// Nothing.
+    /// No state.
     None,
     /// Grows with the sequence, kept in pages of [`brigade_shapes::KV_PAGE`] positions.
     Paged {
@@ -27,7 +28,7 @@ pub enum StateSpec {
         per_head: [usize; 2],
         /// Scalars a token adds for all heads together: its key of an index.
         index: usize,
-        /// What a row sees of it; `None`: all.
+        /// Window of positions that a row sees; `None`: all of them.
         window: Option<Window>,
     },
     /// An entry of every so many positions, kept in pages, beside a fixed size in f32.
@@ -50,12 +51,12 @@ pub enum StateSpec {
     },
 }
 
-/// What a stage has room for.
+/// Sizes for which a stage reserves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRoom {
     /// Type of keys and values.
     pub kv_type: KvType,
-    /// Sequences.
+    /// Most sequences.
     pub n_slots: u32,
     /// KV pages of all of them.
     pub n_blocks: u32,
@@ -133,13 +134,13 @@ pub fn pages_kept(width: u32, n_slots: u32, max_rows: u32, n_blocks: u32) -> u32
     n_blocks.min(of_all.saturating_add(pages_of_rows(max_rows)))
 }
 
-/// Those of each sequence: what rows see before the first one of a ubatch, which may begin within a page, and the page
-/// that a copy of the sequence begins with.
+/// Pages that a layer with a window keeps for each sequence. They hold the positions that the first row of a ubatch
+/// sees, which may begin within a page, and the page that a copy of the sequence begins with.
 pub fn pages_of_each(width: u32) -> u32 {
     width.saturating_sub(1).div_ceil(KV_PAGE as u32).saturating_add(2)
 }
 
-/// Those of a ubatch's rows, whichever sequences they are of.
+/// Pages that the rows of a ubatch need, whichever sequences they belong to.
 pub fn pages_of_rows(max_rows: u32) -> u32 {
     max_rows.div_ceil(KV_PAGE as u32).saturating_add(1)
 }

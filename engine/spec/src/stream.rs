@@ -1,5 +1,5 @@
-//! What Gemma 3n and Gemma 4's small models have beside attention and FFN, as data: rows of a layer's own, and a low-rank way
-//! past attention.
+//! Blocks of Gemma 3n and of Gemma 4's small models beside attention and FFN, as data: rows of a layer's own, and a
+//! low-rank path beside attention.
 
 /// A row that the token has for the layer alone, which a gate of the stream opens: `norm(proj (gelu(inp_gate x) * row))`.
 #[derive(Clone, Copy, Debug, PartialEq)]

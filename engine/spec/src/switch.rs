@@ -14,18 +14,18 @@ pub struct SwitchSpec {
     pub n_places: usize,
     /// Width in the middle of an adapter.
     pub rank: usize,
-    /// See above.
+    /// Magnitude of the logarithm of a place's weight, as above.
     pub gain: f32,
-    /// By token, the place of the adapter that it switches on, and the token as which it is embedded.
+    /// For each token that switches an adapter on, the place of that adapter, and the token as which it is embedded.
     pub tokens: BTreeMap<u32, (u32, u32)>,
 }
 
-/// What the block that finds the adapter of each row has of that.
+/// Sizes for the block that finds the adapter of each row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwitchRouterSpec {
-    /// As in [`SwitchSpec`].
+    /// The gain of [`SwitchSpec`].
     pub gain: f32,
-    /// As in [`SwitchSpec`].
+    /// The number of places of [`SwitchSpec`].
     pub n_places: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Which of a model's tensors a stage reads, and what it needs them for.
+//! The tensors of a model that a stage reads, and their uses.
 
 use std::ops::Range;
 
@@ -14,9 +14,10 @@ use super::{Beside, ModelSpec, Passes, heads};
 /// Most adapters of a model.
 pub const MAX_ADAPTERS: usize = 64;
 
-/// The tensors that a stage of `layers` reads: its blocks, the shared rotary factors, the embedding
-/// on the first stage, norm and head on the last (the embedding again where they are tied), and what adapters have for
-/// them. A reranker's head is for whoever has the last stage's rows, and what is for images or sounds is for nobody.
+/// The tensors that a stage of `layers` reads. These are its blocks, the shared rotary factors, the embedding on the
+/// first stage, norm and head on the last (the embedding again where they are tied), and the adapters' changes to them.
+/// A reranker's head is left out: the receiver of the last stage's rows reads it. Tensors for images and sounds are
+/// left out too.
 pub fn stage_tensors<'m>(
     model: &'m Gguf,
     spec: &ModelSpec,

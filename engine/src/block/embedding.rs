@@ -43,8 +43,8 @@ impl Embedding {
     /// be in the vocabulary.
     ///
     /// # Panics
-    /// A row cannot be read any more, as where its file was cut off: whoever runs the stage makes a failure of that, with
-    /// the file's name.
+    /// A row cannot be read any more, as where its file was cut off: the runner of the stage turns the panic into a
+    /// failure, with the file's name.
     pub fn rows(&self, device: &Device, tokens: &[u32], scale: f32) -> Vec<f32> {
         let mut hidden = vec![0.0; tokens.len() * self.n_embd];
         device.host().fill_rows(&mut hidden, self.n_embd, &|i, row| {

@@ -44,7 +44,7 @@ impl Block for LayerRow {
         self.gate.nbytes() + self.back.nbytes()
     }
 
-    /// Of `x` and the layer's rows beside it.
+    /// Output for `x` and the layer's rows beside it.
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {
         let gate = self.gate.forward(cx, x);
         // Rows of layers that are done may still be there, or may have been left behind at a cut.

@@ -14,7 +14,7 @@ use crate::weights::WeightLoader;
 pub struct Linear {
     /// `[out features, in features]`.
     pub(super) weight: PackedMatrix,
-    /// `[out features]`.
+    /// `[out features]`; `None`: no bias.
     pub(super) bias: Option<Vector>,
     adapters: Vec<Lora>,
 }
@@ -27,7 +27,7 @@ pub struct Projection<'a> {
 }
 
 impl Projection<'_> {
-    /// Its product, to which adapters and bias are to be added.
+    /// The product without adapters and bias, which are added later.
     fn product(&mut self) -> Product<'_, Anywhere> {
         let Self { linear, x, out } = self;
         let rows = 0..x.n_rows();
@@ -153,7 +153,7 @@ impl Linear {
         weights.map(expert).collect()
     }
 
-    /// As [`Linear::experts`] of a tensor that has two below each other for each expert.
+    /// As [`Linear::experts`], of a tensor that has two projections below each other for each expert.
     pub(super) fn fused_experts(
         loader: &mut WeightLoader<'_>,
         name: &str,
@@ -196,12 +196,12 @@ impl Linear {
         (self.weight, self.adapters)
     }
 
-    /// Output features.
+    /// Number of output features.
     pub fn rows(&self) -> usize {
         self.weight.rows()
     }
 
-    /// Input features.
+    /// Number of input features.
     pub(super) fn cols(&self) -> usize {
         self.weight.cols()
     }

@@ -21,15 +21,15 @@ pub(super) use experts::{Adapted, ExpertLora, add_to_experts};
 /// Numbers of adapters inside the model's file, by their places: behind those of all that a user can give.
 const FIRST_PLACE: u32 = MAX_ADAPTERS as u32;
 
-/// What one adapter adds to one projection.
+/// An adapter's change of one projection.
 pub struct Lora {
-    /// Of the adapter, in the order in which the model's adapters were given.
+    /// Number of the adapter, in the order in which the model's adapters were given.
     adapter: u32,
     /// `[rank, in features]`; the parts of a fused projection share it.
     a: Arc<PackedMatrix>,
     /// `[out features, rank]`.
     b: PackedMatrix,
-    /// Of the file; 0: the user's scale is all there is.
+    /// Scale in the adapter's file; 0: only the user's scale counts.
     alpha: f32,
 }
 
@@ -87,18 +87,18 @@ impl Lora {
         Ok(loras)
     }
 
-    /// What the user's scale becomes.
+    /// Factor on the change, where the user's scale is `scale`.
     fn scale(&self, scale: f32) -> f32 {
         scale_of(self.alpha, self.b.cols(), scale)
     }
 
-    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    /// Bytes of its matrices. A matrix that several projections share is counted once over all of them.
     pub(super) fn nbytes(&self) -> usize {
         self.b.nbytes() + self.a.nbytes() / Arc::strong_count(&self.a)
     }
 }
 
-/// What adapters multiply a change of this rank with, where the user's scale is `scale`.
+/// Factor on a change of this rank, where the user's scale is `scale` and the file's is `alpha`.
 pub fn scale_of(alpha: f32, rank: usize, scale: f32) -> f32 {
     if alpha == 0.0 { scale } else { scale * alpha / rank as f32 }
 }
@@ -138,7 +138,7 @@ pub struct RowAdapters {
 }
 
 impl RowAdapters {
-    /// Those of the rows of parts.
+    /// Adapters of the rows of parts.
     pub fn of_parts(parts: &[PartRows], sequences: &Sequences) -> Self {
         let mut all = Self::default();
         for part in parts {
@@ -149,7 +149,7 @@ impl RowAdapters {
         all
     }
 
-    /// These, and behind them for each row the adapter of the model's own at this place, a whole number.
+    /// These adapters, and behind them one of the model's own for each row. `places` are its places, whole numbers.
     pub fn with_places(&self, places: &[f32]) -> Self {
         let mut all = Self::default();
         for (row, place) in places.iter().enumerate() {
@@ -174,7 +174,7 @@ impl RowAdapters {
         self.runs.is_empty()
     }
 
-    /// Those of some of the rows, picked in this order.
+    /// Adapters of some of the rows, in the order of their numbers in `rows`.
     pub fn picked(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let mut picked = Self::default();
         if self.runs.is_empty() {

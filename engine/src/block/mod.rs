@@ -1,7 +1,7 @@
 //! Mixers and FFNs, one for each file, in folders by their kind: weights, and a forward pass over the rows of a ubatch.
 //!
 //! A block gets normed rows and returns rows. How these meet the residual stream is said by what stands beside it
-//! (`residual`). Weights never change. What a block remembers is a [`BlockState`], which the stage owns.
+//! (`residual`). Weights never change. The state of a block is a [`BlockState`], which the stage owns.
 
 mod attention;
 mod embedding;
@@ -49,7 +49,7 @@ pub trait Block: Send + Sync {
     /// Bytes of all matrices as the kernels hold them.
     fn nbytes(&self) -> usize;
 
-    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    /// Bytes among these that lie elsewhere than in the memory of the stage's device.
     fn nbytes_beside(&self) -> usize {
         0
     }
@@ -70,7 +70,7 @@ pub trait Block: Send + Sync {
     /// If the state is another block's.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows;
 
-    /// Moves the block's `state` on as [`Self::forward`] does, for rows of which nobody reads what comes out.
+    /// Moves the block's `state` on as [`Self::forward`] does, for rows whose output is not read.
     ///
     /// # Panics
     /// As [`Self::forward`].
@@ -113,7 +113,7 @@ pub fn load_block(
     })
 }
 
-/// What a block may look at besides its own weights and state.
+/// Inputs of a block's forward pass, besides its own weights and state.
 pub struct BlockCx<'a> {
     /// Kernels and threads.
     pub device: &'a Device,
@@ -123,7 +123,7 @@ pub struct BlockCx<'a> {
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions, where the model rotates.
     pub rope: Option<&'a RopeTable>,
-    /// Those of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
+    /// Sines and cosines of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
     pub local_rope: Option<&'a RopeTable>,
     /// The token of each row.
     pub tokens: &'a [u32],
@@ -133,7 +133,7 @@ pub struct BlockCx<'a> {
     pub beside: &'a mut Vec<Rows>,
     /// The adapters that the rows use.
     pub adapters: &'a RowAdapters,
-    /// Where rows come from.
+    /// Memory for new rows, which is reused.
     pub scratch: &'a Scratch,
 }
 
@@ -153,7 +153,7 @@ impl BlockCx<'_> {
         self.project_each(weights.map(|w| (w, x)))
     }
 
-    /// Those of the projections of the same rows that there are.
+    /// Projections of the same rows, of which some may not exist.
     fn project_some<const N: usize>(
         &self,
         x: &Rows,
@@ -177,7 +177,7 @@ impl BlockCx<'_> {
 }
 
 impl<'a> BlockCx<'a> {
-    /// What rotates the rows of a block that rotates so.
+    /// Sines and cosines for a block with this rotation.
     fn rope_of(&self, rotation: Rotation) -> Option<&'a RopeTable> {
         match rotation {
             Rotation::None => None,

@@ -69,7 +69,7 @@ impl Block for Ngram {
         self.key.nbytes() + self.value.nbytes()
     }
 
-    /// Of what the first stream `x` gains; the streams beside it gain theirs.
+    /// Change of the first stream `x`; the streams beside it are changed in place.
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let (n_embd, eps) = (x.cols(), self.spec.eps);
         let slots = state.slots();
@@ -124,7 +124,7 @@ impl Ngram {
         rows
     }
 
-    /// What each stream may take of `embedded` `[n_rows, n_embd]`, `[n_rows, width]`; `x` is the first stream.
+    /// Gated rows of `embedded` `[n_rows, n_embd]` for each stream, `[n_rows, width]`; `x` is the first stream.
     fn gated(&self, cx: &BlockCx<'_>, x: &Rows, embedded: &Rows) -> Rows {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
         let n_rows = x.n_rows();
@@ -172,7 +172,7 @@ impl Ngram {
         last[self.place_of(part)].iter().map(token).collect()
     }
 
-    /// Where the last tokens of a part's sequence are.
+    /// Place of the last tokens of a part's sequence.
     fn place_of(&self, part: &PartRows) -> std::ops::Range<usize> {
         let (n, slot) = (self.spec.longest - 1, part.planes.to.0 as usize);
         slot * n..(slot + 1) * n

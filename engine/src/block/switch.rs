@@ -1,6 +1,6 @@
-//! Which adapter of the file's own a row uses ([`SwitchSpec`](crate::spec::SwitchSpec)): attention with one head over all
-//! tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on, and its value is the
-//! place of that adapter.
+//! The choice of a row's adapter among those of the file ([`SwitchSpec`](crate::spec::SwitchSpec)): attention with one
+//! head over all tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on,
+//! and its value is the place of that adapter.
 //!
 //! Which adapters there are to multiply with is the host's to know. So this is computed by the host, whose memory has its pages.
 

@@ -1,7 +1,7 @@
 //! Compiled grammars. A grammar is compiled once for all answers that its owner holds to it.
 //!
-//! An owner's grammars are its own. What comes out of compiling follows from the text alone, so that a neighbour's
-//! would do as well. But the time of an answer's first token would tell a guesser that somebody has sent exactly this
+//! An owner's grammars are its own. The result of compiling follows from the text alone, so that another owner's would
+//! do as well. But the time of an answer's first token would tell a guesser that another client has sent exactly this
 //! text, and texts of grammars hold names and choices out of other people's data.
 
 use std::cmp::Reverse;
@@ -15,13 +15,13 @@ use super::ConstraintError;
 /// Compiled grammars that are kept.
 pub const MAX_COMPILED: usize = 32;
 
-/// Bytes of their texts. What is compiled of one takes some sixty times as much: these are 64 MiB.
+/// Bytes of their texts. A compiled grammar takes some sixty times as much: these are 64 MiB.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 type Name = [u8; 32];
 type Slot = Arc<OnceLock<Result<Mutex<Matcher>, ConstraintError>>>;
 
-/// Those that were used last.
+/// The compiled grammars that were used last.
 #[derive(Default)]
 pub(super) struct Compiled {
     all: Mutex<Kept>,
@@ -31,7 +31,7 @@ pub(super) struct Compiled {
 struct Kept {
     by_name: BTreeMap<Name, Entry>,
     uses: u64,
-    /// How often one was compiled.
+    /// Number of compilations so far.
     compiled: u64,
 }
 
@@ -43,7 +43,7 @@ struct Entry {
 }
 
 impl Compiled {
-    /// A matcher at the beginning of a grammar. Who asks for one that is being compiled waits for it.
+    /// A matcher at the beginning of a grammar. A caller that asks for a grammar in compilation waits for it.
     pub fn matcher(
         &self,
         owner: u64,
@@ -65,7 +65,7 @@ impl Compiled {
         made.as_ref().map(copy).map_err(Clone::clone)
     }
 
-    /// How many were compiled so far.
+    /// Number of compilations so far.
     pub fn n_compiled(&self) -> u64 {
         self.lock().compiled
     }

@@ -1,7 +1,8 @@
 //! The masks of a last stage's slots, made on threads of their own.
 //!
 //! The stage's thread never waits for one. Where a mask is not there when its token is to be drawn, the draw is put off
-//! ([`Drawn::NotYet`]), and the rows beside it go on. What is made does not depend on when, nor on who else has masks.
+//! ([`Drawn::NotYet`]), and the rows beside it go on. A mask depends neither on the time nor on the other answers that
+//! have masks.
 //!
 //! Where a sequence runs ahead of what was drawn, masks are made along its drafts while they are computed
 //! ([`Masks::draft`]). A drawn token that is another one takes them back.
@@ -26,10 +27,10 @@ pub type VocabularySource = Box<dyn FnOnce() -> Result<Vocabulary, ConstraintErr
 
 type Shared = Arc<LazyLock<Result<Vocabulary, ConstraintError>, VocabularySource>>;
 
-/// What comes of a draw.
+/// Result of a draw under a constraint.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Drawn<T> {
-    /// What was drawn.
+    /// The drawn token.
     Now(T),
     /// The mask is being made: the same draw is to be asked for again.
     NotYet,
@@ -44,13 +45,13 @@ struct State {
     rule: Arc<Constraint>,
     /// Held by the job that is done.
     running: Mutex<Running>,
-    /// Held for moments only: whoever draws looks here.
+    /// Held for moments only, since every draw looks here.
     made: Mutex<Made>,
     /// Jobs that are not done.
     jobs: AtomicUsize,
-    /// Microseconds of done ones that nobody was told of.
+    /// Microseconds of finished jobs that were not reported yet.
     spent_us: AtomicU64,
-    /// Nobody wants its masks any more.
+    /// Set when the sequence has ended: its masks are not needed any more.
     gone: AtomicBool,
 }
 
@@ -69,7 +70,7 @@ const MAX_AHEAD: usize = 64;
 /// masks that these would need are made in time.
 const MOST_FOLLOWED: usize = 2;
 
-/// What may follow (`None`: anything), or why nothing may.
+/// The mask of the next token (`None`: any token), or the reason why no token may follow.
 type May = Result<Option<Arc<Mask>>, ConstraintError>;
 
 /// The masks that are made of an answer.
@@ -77,16 +78,16 @@ type May = Result<Option<Arc<Mask>>, ConstraintError>;
 struct Made {
     /// The answer; the last tokens may be drafts.
     tokens: Vec<u32>,
-    /// What may follow so many of `tokens`, and the token that must where there is no choice.
+    /// For each length of a prefix of `tokens`, the mask behind it, and the only possible token where there is one.
     may: BTreeMap<usize, (May, Option<Only>)>,
-    /// Why there are no masks, whatever the tokens are.
+    /// Error that makes all masks impossible, whatever the tokens are.
     failed: Option<ConstraintError>,
-    /// Where there was no choice last but how much of a token comes at once, not all of it came.
+    /// Whether the last token was only a part of the text that had to follow.
     comes_in_parts: bool,
 }
 
 impl Made {
-    /// What may follow the answer `known`; `None`: it is not made yet.
+    /// The mask behind the answer `known`; `None`: it is not made yet.
     fn after(&self, known: &[u32]) -> Option<May> {
         if let Some(error) = &self.failed {
             return Some(Err(error.clone()));
@@ -147,13 +148,13 @@ impl Made {
         }
     }
 
-    /// What came before the first `n` tokens is of no use any more.
+    /// Forgets the masks before the first `n` tokens, which are not needed any more.
     fn forget_before(&mut self, n: usize) {
         self.may = self.may.split_off(&n);
     }
 }
 
-/// What is to be prepared.
+/// A mask to prepare.
 enum Job {
     /// The first mask of an answer.
     First,
@@ -173,7 +174,7 @@ pub struct Masks {
 }
 
 impl Masks {
-    /// None yet.
+    /// Masks of no answer yet. `source` reads the vocabulary when it is first needed.
     pub fn new(source: VocabularySource) -> Self {
         let vocabulary = Arc::new(LazyLock::new(source));
         Self { vocabulary, slots: BTreeMap::new(), turns: Turns::new("masks") }
@@ -198,13 +199,13 @@ impl Masks {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all answers and their masks.
     pub fn clear(&mut self) {
         let slots: Vec<SlotId> = self.slots.keys().copied().collect();
         slots.into_iter().for_each(|slot| self.forget(slot));
     }
 
-    /// Nobody wants a slot's masks any more.
+    /// Forgets a slot's answer and its masks.
     fn forget(&mut self, slot: SlotId) {
         if let Some(answer) = self.slots.remove(&slot) {
             answer.gone.store(true, Ordering::Release);
@@ -264,7 +265,7 @@ impl Masks {
         self.prepare(&answer, Job::Drafts(at as usize, tokens.to_vec()));
     }
 
-    /// What may follow the tokens `known`, where that is made. Where it is not, it is seen to that it will be.
+    /// The mask behind the tokens `known`, where it is made. Where it is not, this orders it.
     fn may_follow(&self, answer: &Answer, known: &[u32]) -> Option<May> {
         loop {
             let at_rest = answer.is_at_rest();
@@ -277,7 +278,7 @@ impl Masks {
             if answer.rule.later {
                 return None;
             }
-            // Whoever composes these ubatches is of a release that cannot ask again.
+            // The coordinator is of a release that cannot ask again.
             self.turns.wait(None, || answer.is_at_rest());
         }
     }
@@ -293,7 +294,7 @@ impl Masks {
         self.slots.get(&slot).map_or(0, |answer| answer.spent_us.swap(0, Ordering::AcqRel))
     }
 
-    /// How many grammars were compiled so far.
+    /// Number of grammars compiled so far.
     pub fn n_compiled(&self) -> u64 {
         LazyLock::force(&self.vocabulary).as_ref().map_or(0, Vocabulary::n_compiled)
     }

@@ -6,10 +6,9 @@
 //! ([`turns`]), while the drawn token is on its way through the line. No ubatch waits for one: a draw without its mask is
 //! put off.
 //!
-//! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on
-//! after a lost line, or on another cut, has the same ones. What a grammar may cost is capped by counts, not
-//! by time. Grammars are in llguidance's dialect of Lark, or a list of named ones as JSON. This module knows
-//! nothing of requests.
+//! Promises: a mask follows from the constraint and the answer's tokens alone, so a sequence that goes on after a lost
+//! line, or on another cut, has the same ones. The cost of a grammar is capped by counts, not by time. Grammars are in
+//! llguidance's dialect of Lark, or a list of named ones as JSON. This module knows nothing of requests.
 
 mod compiled;
 mod masks;
@@ -26,7 +25,7 @@ pub use running::Running;
 pub use vocabulary::{Mask, Vocabulary, check_grammar, check_grammar_while, regex_for_lark};
 pub use work_time::WorkTime;
 
-/// Why an answer cannot be held to its constraint.
+/// Reasons why an answer cannot be held to its constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
     /// The grammar is wrong, or larger than may be.
@@ -35,10 +34,10 @@ pub enum ConstraintError {
     /// The model's vocabulary is not known here, or has no texts.
     #[error("the answer cannot be held to a grammar: {0}")]
     Vocabulary(String),
-    /// What was drawn does not fit, or what may follow takes more steps than may be.
+    /// The drawn tokens do not match the grammar, or the next mask takes more steps than are allowed.
     #[error("the grammar gives no next token: {0}")]
     Stuck(String),
-    /// Nobody waits for it any more.
+    /// The sender does not wait for the result any more.
     #[error("the grammar was given up: whoever sent it has left")]
     Unwanted,
 }

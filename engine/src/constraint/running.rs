@@ -1,4 +1,4 @@
-//! One answer and what may follow it.
+//! The follower of one answer through its grammars.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use super::vocabulary::Only;
 use super::{ConstraintError, Mask, Vocabulary};
 use crate::batch::{Constraint, Marker};
 
-/// What holds now.
+/// State of an answer with regard to its grammars.
 enum Phase {
-    /// Anything may follow.
+    /// Free text: anything may follow.
     Free,
-    /// A grammar.
+    /// A grammar that has begun.
     Held { matcher: Box<Matcher>, then_free: bool },
     /// The end, and nothing else.
     Over,
 }
 
-/// How many tokens can be taken back without following the answer from its beginning.
+/// Tokens that can be taken back without following the answer from its beginning again.
 const MAX_UNDO: usize = 64;
 
-/// What takes a token back. All that are kept are of one phase.
+/// Data to take one token back. All that are kept are of one phase. All that are kept are of one phase.
 enum Undo {
     /// The grammar's own way back.
     Held,
@@ -30,7 +30,7 @@ enum Undo {
     Free(Vec<u8>),
 }
 
-/// Follows one answer.
+/// A follower of one answer through its grammars.
 pub struct Running {
     rule: Arc<Constraint>,
     /// Tokens of the answer that `phase` has seen; the last may be drafts.
@@ -39,7 +39,7 @@ pub struct Running {
     phase: Option<Phase>,
     /// End of the free text, in which a marker may have begun.
     tail: Vec<u8>,
-    /// Of the last tokens of `seen`.
+    /// Data to take back the last tokens of `seen`.
     undo: VecDeque<Undo>,
     /// For the token after `seen`, once it is made; `None` inside: anything.
     mask: Option<Option<Arc<Mask>>>,
@@ -49,7 +49,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// At the beginning of an answer; nothing is compiled yet.
+    /// A follower at the beginning of an answer. Nothing is compiled yet.
     pub fn new(rule: Arc<Constraint>) -> Self {
         Self {
             rule,
@@ -171,7 +171,7 @@ impl Running {
         }
     }
 
-    /// What may follow `answer`; `None`: anything.
+    /// The mask of the token behind `answer`; `None`: any token may follow.
     ///
     /// # Errors
     /// The grammar cannot be compiled, does not allow `answer`, or takes more than may be.
@@ -193,7 +193,8 @@ impl Running {
         }
     }
 
-    /// What may follow [`Running::seen`] (`None` inside: anything), or why nothing may; `None`: it is not made yet.
+    /// The mask behind [`Running::seen`] (`None` inside: any token), or the reason why no token may follow. `None`: it
+    /// is not made yet.
     pub fn made(&self) -> Option<Result<Option<Arc<Mask>>, ConstraintError>> {
         match &self.failed {
             Some(error) => Some(Err(error.clone())),

@@ -1,7 +1,7 @@
 //! Threads for work that strangers ask for: grammars and masks. Owners take turns, and none of them has all threads.
 //!
-//! The threads have the lowest priority that the system knows. What computes models is not held up by them for longer
-//! than a moment, however many grammars come.
+//! The threads have the lowest priority that the system knows. They never hold up the threads that compute models for
+//! longer than a moment, however many grammars come.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,9 +40,9 @@ struct Shared {
 struct Queue {
     /// In the order in which they came, with their owners.
     waiting: VecDeque<(u64, Work)>,
-    /// How many threads work for whom.
+    /// Number of threads at work for each owner.
     at_work: BTreeMap<u64, usize>,
-    /// When an owner's last turn began, in turns.
+    /// Number of each owner's last turn, counted over all owners.
     last_turn: BTreeMap<u64, u64>,
     turns: u64,
     threads: usize,
@@ -121,7 +121,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// Main loop of a thread.
     fn work_on(&self) {
         let mut queue = self.lock();
         loop {

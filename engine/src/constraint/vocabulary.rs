@@ -32,7 +32,7 @@ const MAX_MASK_STEPS: u64 = 200_000;
 /// Places in a grammar that are looked at for one mask.
 const MAX_MASK_ITEMS: usize = 50_000;
 
-/// Where more tokens may follow, some choice is left: a token has no more beginnings that are tokens.
+/// Most beginnings of a token that are tokens themselves. Where more tokens may follow, there is a choice.
 const MAX_BEGINNINGS: usize = 32;
 
 /// Tokens that may follow, a bit for each.
@@ -65,7 +65,7 @@ impl Mask {
         (id as usize) < self.0.len() && self.0.is_allowed(id)
     }
 
-    /// Whether none may.
+    /// Whether no token may follow.
     pub fn is_empty(&self) -> bool {
         self.0.is_zero()
     }
@@ -84,22 +84,23 @@ impl Mask {
 pub(super) struct Only {
     /// The longest whose text must follow.
     pub token: u32,
-    /// No other may. If not, tokens may follow that are beginnings of it.
+    /// Whether no other token may follow. If not, tokens that are beginnings of it may follow too. If not, tokens may
+    /// follow that are beginnings of it.
     pub is_sure: bool,
 }
 
 /// The tokens of a model, ready for grammars; shared by all sequences.
 pub struct Vocabulary {
     factory: ParserFactory,
-    /// Of each token, control tokens by their names: what markers are looked for in.
+    /// Text of each token, that of control tokens by their names. Markers are looked for in these.
     texts: Vec<Vec<u8>>,
     end: SimpleVob,
     compiled: Compiled,
 }
 
 impl Vocabulary {
-    /// Of a model whose tokens have these texts, control tokens by their names. `is_control` says which those are, and
-    /// `ends` which tokens end an answer.
+    /// Builds the vocabulary of a model whose tokens have these texts, control tokens by their names. `is_control` says
+    /// which those are, and `ends` are the tokens that end an answer.
     ///
     /// # Errors
     /// None ends an answer.
@@ -132,7 +133,7 @@ impl Vocabulary {
         self.compiled.matcher(owner, grammar, || matcher(&self.factory, grammar))
     }
 
-    /// How many grammars were compiled so far.
+    /// Number of grammars compiled so far.
     pub fn n_compiled(&self) -> u64 {
         self.compiled.n_compiled()
     }
@@ -183,7 +184,7 @@ pub fn check_grammar(grammar: &str) -> Result<(), ConstraintError> {
     check_grammar_while(grammar, || true)
 }
 
-/// As [`check_grammar`], as long as somebody wants to know.
+/// As [`check_grammar`], but gives up when `is_wanted` returns false.
 ///
 /// # Errors
 /// [`ConstraintError::Unwanted`] as well.
@@ -245,7 +246,7 @@ fn matcher(factory: &ParserFactory, grammar: &str) -> Result<Matcher, Constraint
     }
 }
 
-/// The library's words for whoever wrote the grammar, without those of its language.
+/// The library's message for the author of the grammar, without the words of its programming language.
 fn in_plain_words(text: &str) -> String {
     let text = text.replace("<non-verbose/>", "").replace("NoExtensionBias", "it fits no text");
     let mut plain = text.trim().replace("None", "none");

@@ -1,4 +1,4 @@
-//! How long a thread has worked. What an owner pays for must not be longer because others are at work beside.
+//! Compute time of a thread. The time that an owner is charged must not depend on other work on the machine.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct WorkTime(Duration);
 
 impl WorkTime {
-    /// Where the thread is now.
+    /// The current thread's compute time.
     pub fn now() -> Self {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         Self(Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0)))
     }
 
-    /// What the thread has computed since then, on the same thread.
+    /// Compute time since then, asked on the same thread.
     pub fn elapsed(self) -> Duration {
         Self::now().0.saturating_sub(self.0)
     }

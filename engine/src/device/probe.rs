@@ -1,4 +1,4 @@
-//! How fast a GPU reads and writes its memory.
+//! Measurement of the speed at which a GPU reads and writes its memory.
 
 use std::time::Instant;
 

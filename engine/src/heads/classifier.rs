@@ -26,7 +26,7 @@ const MEAN: u32 = 1;
 /// Weights of a classification head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
-    /// What comes before the classes.
+    /// Layer before the classes.
     dense: Option<Dense>,
     /// `None` where the matrix before is all there is.
     classes: Option<Matrix>,
@@ -41,7 +41,7 @@ pub struct Classifier {
 struct Dense {
     matrix: Matrix,
     activation: Activation,
-    /// Weight and epsilon.
+    /// Weight and epsilon of the LayerNorm.
     norm: Option<(Vec<f32>, f32)>,
 }
 
@@ -52,8 +52,8 @@ enum Activation {
 }
 
 impl Classifier {
-    /// Of a model, an encoder or not, and its open files; `None` where the model only continues texts, or makes
-    /// vectors of them.
+    /// Reads the head of a model, an encoder or not, from its open files. `None` where the model has none: it continues
+    /// texts, or makes vectors of them.
     ///
     /// # Errors
     /// Its tensors do not fit each other, or cannot be read.
@@ -97,8 +97,8 @@ impl Classifier {
         self.reads_mean
     }
 
-    /// How well the text fits, by `row` `[n_embd]`: what the first class says, which is the "yes" of a reranker; of a
-    /// decoder's classes, its probability.
+    /// Score of a text, of whose rows `row` `[n_embd]` is the head's input. It is the output of the first class, which
+    /// is the "yes" of a reranker. Of a decoder's classes it is the probability.
     pub fn score(&self, row: &[f32]) -> f32 {
         let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
         let row = match &self.dense {

@@ -1,6 +1,6 @@
 //! Heads that make something else of a text's rows than the next token: a verdict, or a vector in another space.
 //!
-//! A stage does not run them. Whoever has the rows that the last norm makes, and the model's file, has all it takes.
+//! A stage does not run them. The rows that the last norm makes, and the model's file, are enough to run them.
 
 mod classifier;
 mod matrix;
@@ -12,17 +12,17 @@ pub use projections::Projections;
 use crate::gguf::{Gguf, TensorFiles};
 use crate::spec::ModelError;
 
-/// What a model has of them.
+/// Heads of a model that does more than continue texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heads {
     /// Judges texts, in a reranker.
     pub classifier: Option<Classifier>,
-    /// What vectors go through once they are pooled.
+    /// Projections of pooled vectors.
     pub projections: Option<Projections>,
 }
 
 impl Heads {
-    /// Of a model whose rows have `n_embd` values, an encoder or not, and its open files.
+    /// Reads the heads of a model whose rows have `n_embd` values, an encoder or not, from its open files.
     ///
     /// # Errors
     /// Tensors do not fit each other, or cannot be read.

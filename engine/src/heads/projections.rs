@@ -12,7 +12,8 @@ use super::matrix::Matrix;
 pub struct Projections(Vec<Matrix>);
 
 impl Projections {
-    /// Of a model whose rows have `n_embd` values, and its open files; `None` where its vectors stay as they are pooled.
+    /// Reads the projections of a model whose rows have `n_embd` values, from its open files. `None` where the model
+    /// has none.
     ///
     /// # Errors
     /// Matrices do not fit each other, or cannot be read.

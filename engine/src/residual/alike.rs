@@ -5,7 +5,7 @@ use crate::batch::UBatch;
 use crate::device::{Rows, Values, Weighed};
 use crate::kernels::{SumStart, WeightsAt};
 
-/// So many streams, all of which begin as the embedded row.
+/// A start of so many streams, which are all the embedded row.
 pub(super) struct Alike(pub(super) usize);
 
 impl Begin for Alike {
@@ -28,7 +28,7 @@ impl Merge for Mean {
     }
 }
 
-/// How the output of a block goes to the streams.
+/// Weights by which a block's output is added to the streams.
 pub(super) struct Spread<'a> {
     pub(super) n: usize,
     /// `[n_rows, width]`: from column `first` on what each stream gets of the output, and where streams mix behind that

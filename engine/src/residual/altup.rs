@@ -63,7 +63,7 @@ struct Router {
     eps: f32,
     /// `[n, n_embd]`.
     router: PackedMatrix,
-    /// What each number counts for each coefficient, `[n, n_coefs]`.
+    /// Weight of each number in each coefficient, `[n, n_coefs]`.
     coefs: Vector,
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct BoundaryRows {
     pub(crate) beside: Vec<Rows>,
 }
 
-/// What leaves a stage, on its way to the host.
+/// Rows that leave a stage, on their way to the host.
 pub(crate) struct FetchedRows {
     n_rows: usize,
     hidden: Fetched,
@@ -47,7 +47,7 @@ impl BoundaryRows {
         Self { hidden: Rows::new(hidden, spec.widths[0]), beside }
     }
 
-    /// Leaves behind of the tensors beside the stream what nobody behind a cut reads, which `spec` says: those that it does
+    /// Drops values beside the stream that no layer behind a cut reads. By `spec`, these are the tensors that it does
     /// not count, and of the others all columns but the last.
     pub(crate) fn leave_behind(&mut self, device: &Device, scratch: &Scratch, spec: &BoundarySpec) {
         let kept = &spec.widths[1..];
@@ -63,7 +63,7 @@ impl BoundaryRows {
         std::iter::once(&self.hidden).chain(&self.beside[..n - 1])
     }
 
-    /// As [`Self::streams`], to be written.
+    /// As [`Self::streams`], mutable.
     pub(crate) fn streams_mut(&mut self, n: usize) -> impl Iterator<Item = &mut Rows> {
         std::iter::once(&mut self.hidden).chain(&mut self.beside[..n - 1])
     }

@@ -8,7 +8,7 @@ use crate::kernels::{PackedMatrix, SumStart, Vector, WeightsAt};
 use crate::spec::{GatedSpec, ModelError};
 use crate::weights::WeightLoader;
 
-/// What joins one block, or the head, to the streams.
+/// Weights of the connection of one block, or of the head, with the streams.
 pub(super) struct GatedConnection {
     spec: GatedSpec,
     /// `[n * n_embd]`, the weights of one stream after those of the other.

@@ -1,4 +1,4 @@
-//! What a head reads of a token's rows: the stream, or one row of all that the token has. Where there is a norm, it is normed.
+//! The input of a head: one row of all that a token has, normed where there is a norm. It is the stream in most models.
 
 use super::norm::{self, Norm};
 use super::{BoundaryRows, Merge, On};

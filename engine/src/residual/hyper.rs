@@ -9,7 +9,7 @@ use crate::kernels::{PackedMatrix, StreamShape, SumStart, Vector, WeightsAt};
 use crate::spec::{HyperSpec, ModelError};
 use crate::weights::WeightLoader;
 
-/// What joins one block, or the head, to the streams.
+/// Weights of the connection of one block, or of the head, with the streams.
 pub(super) struct HyperConnection {
     spec: HyperSpec,
     /// `[n_weights, n * n_embd]`.

@@ -1,9 +1,9 @@
-//! How blocks meet the residual stream, one way in each file.
+//! Residual streams: the ways in which blocks read and change them, one in each file.
 //!
-//! Beside each block stands a [`Residual`]. It makes the block's input of a token's streams, and does with the streams what
-//! becomes of them when the block's output is there. So whoever runs blocks knows none of these ways by name. What a model has
-//! at its two ends is here as well: [`Begin`] makes what goes into the first layer beside the embedded rows, and a
-//! [`HeadInput`] reads the streams for the head. [`Behind`] is what becomes of them between two layers.
+//! Beside each block stands a [`Residual`]. It makes the block's input of a token's streams, and later changes the
+//! streams by the block's output. So the code that runs blocks knows none of these ways by name. The parts at a model's
+//! two ends are here as well: [`Begin`] makes what goes into the first layer beside the embedded rows, and a
+//! [`HeadInput`] reads the streams for the head. [`Behind`] changes them between two layers.
 //!
 //! [`BoundaryRows`] are the streams of a ubatch's rows, with what travels beside them.
 
@@ -49,14 +49,14 @@ use plain::Plain;
 use scaled::Scaled;
 use with_embedding::{Embedded, WithEmbedding};
 
-/// How a block meets the residual stream. By default it reads the stream as it is, or normed.
+/// The way in which a block meets the residual stream. By default it reads the stream as it is, or normed.
 pub(crate) trait Residual: Send + Sync {
     /// Bytes of all matrices as the kernels hold them.
     fn nbytes(&self) -> usize {
         0
     }
 
-    /// What the block reads of the streams as they come into its layer; `None`: it reads them when its turn comes.
+    /// The block's input, if it reads the streams as they come into its layer. `None`: it reads them in its turn.
     fn enter_layer(&self, on: On<'_>, norm: Option<&Norm>, rows: &BoundaryRows) -> Option<Rows> {
         let _ = (on, norm, rows);
         None
@@ -78,7 +78,7 @@ pub(crate) trait Residual: Send + Sync {
     fn meet(&self, on: On<'_>, met: Met<'_>, rows: &mut BoundaryRows);
 }
 
-/// What a token has beside its embedded row when it comes into the first layer.
+/// The start of rows beside the embedded one, before the first layer.
 pub(crate) trait Begin: Send + Sync {
     /// Puts it beside the embedded rows of a ubatch.
     fn begin(&self, on: On<'_>, ub: &UBatch, rows: &mut BoundaryRows);
@@ -90,29 +90,29 @@ pub(crate) trait Merge: Send + Sync {
     fn merge(&self, on: On<'_>, rows: &BoundaryRows, out: &mut Rows);
 }
 
-/// What becomes of the streams behind a layer.
+/// A change of the streams behind a layer.
 pub(crate) trait Behind: Send + Sync {
-    /// Does that.
+    /// Changes the streams of all rows.
     fn apply(&self, device: &Device, rows: &mut BoundaryRows);
 }
 
-/// What computes, and where rows come from.
+/// Device and memory for new rows.
 #[derive(Clone, Copy)]
 pub(crate) struct On<'a> {
     pub device: &'a Device,
     pub scratch: &'a Scratch,
 }
 
-/// What blocks read, in their turn.
+/// Inputs of blocks, in the order in which the blocks run.
 pub(crate) struct Inputs {
-    /// What the block reads whose turn it is, `[n_rows, n_embd]`. It stays until another one reads something else.
+    /// Input of the next block, `[n_rows, n_embd]`. It stays until another block reads something else.
     pub rows: Rows,
-    /// What later blocks of the layer read of its input, in their order.
+    /// Inputs that later blocks read of the rows that came into their layer, in their order.
     early: VecDeque<Rows>,
 }
 
 impl Inputs {
-    /// Of blocks that read such rows.
+    /// Inputs of blocks, of which the first reads `rows`.
     pub(crate) fn new(rows: Rows) -> Self {
         Self { rows, early: VecDeque::new() }
     }
@@ -123,13 +123,13 @@ impl Inputs {
     }
 }
 
-/// What a block gave, on its way to the streams.
+/// Output of a block, on its way to the streams.
 pub(crate) struct Met<'a> {
-    /// Its output `[n_rows, n_embd]`, behind its norm.
+    /// Output of the block, `[n_rows, n_embd]`, behind its norm.
     pub output: Rows,
-    /// What it read.
+    /// Input of the block.
     pub input: &'a Rows,
-    /// What [`Residual::enter`] gave.
+    /// Rows that [`Residual::enter`] returned.
     pub kept: Option<Rows>,
 }
 

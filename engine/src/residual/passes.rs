@@ -1,5 +1,5 @@
-//! Several passes through a model's layers: how the stream begins where two stacks take turns, and what becomes of it between
-//! two passes.
+//! Several passes through a model's layers: the start of the stream where two stacks take turns, and the change of the
+//! stream between two passes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,9 +34,9 @@ impl Begin for LowStart {
 
 /// The end of a pass.
 pub(crate) struct PassBoundary {
-    /// What becomes of the stream; the row beside it is the first one.
+    /// Treatment of the stream; the row beside it is the first one.
     pub end: PassEnd,
-    /// Norms it.
+    /// Norm of the stream.
     pub norm: Arc<Norm>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{BoundaryRows, Met, On, Residual};
 
-/// `x + y`.
+/// The stream becomes `x + y`.
 pub(super) struct Plain;
 
 impl Residual for Plain {

@@ -6,7 +6,7 @@ use crate::kernels::Vector;
 
 /// A row that is added to so many streams.
 pub(crate) struct ControlVector {
-    /// `[n_embd]`.
+    /// `[n_embd]`: added to the stream of every row.
     pub vector: Vector,
     pub n_streams: usize,
 }

@@ -13,7 +13,7 @@ const EPS: f32 = 1e-6;
 /// Three streams; beside the first are the layers' rows, then the other two.
 const ALTUP: AltUpSpec = AltUpSpec { n: 3, second: 1, eps: EPS };
 
-/// What a step leaves: what its block reads, the stream and what is beside it.
+/// Result of a step: the block's input, the stream and the rows beside it.
 #[derive(Clone)]
 struct Left {
     input: Vec<f32>,

@@ -9,8 +9,8 @@ use super::{SampleError, check_row, log_sum_exp};
 use crate::batch::Companion;
 
 impl Companion {
-    /// What a token is drawn from, `[n_vocab]`, of a sequence's logits and its companion's. What either of them excludes
-    /// (`-inf`) stays excluded.
+    /// The logits that a token is drawn from, `[n_vocab]`, made of a sequence's logits and its companion's. A token
+    /// that either of them excludes (`-inf`) stays excluded.
     ///
     /// # Errors
     /// A logit is NaN or `+inf`, or a row excludes everything.

@@ -11,7 +11,7 @@ use crate::batch::DryParams;
 /// Largest exponent of the penalty that stays finite in f32, as a natural logarithm.
 const MAX_LOG: f32 = 88.0;
 
-/// What tokens lose; scratch space stays from row to row.
+/// Penalties of the DRY sampler by token; scratch space stays from row to row.
 #[derive(Default)]
 pub(super) struct Dry {
     reversed: Vec<u32>,

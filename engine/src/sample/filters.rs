@@ -6,10 +6,10 @@ use std::cmp::Ordering;
 use super::{SampleError, uniform};
 use crate::batch::SamplingParams;
 
-/// A row's logits.
+/// Logits of a row.
 #[derive(Clone, Copy)]
 pub(super) enum Row<'a> {
-    /// All of them.
+    /// All logits, `[n_vocab]`.
     All(&'a [f32]),
     /// Ids and logits of those that the draw looks at, or more; ids ascend.
     Few(&'a [(u32, f32)]),
@@ -75,7 +75,7 @@ pub(super) fn takes_maximum(params: &SamplingParams) -> bool {
     params.temperature <= 0.0 && params.typical_p >= 1.0
 }
 
-/// How many of the greatest logits the filters look at; `None` where they may look at all.
+/// Number of greatest logits that the filters look at; `None` where they may look at all.
 pub(super) fn looks_at(params: &SamplingParams) -> Option<usize> {
     if takes_maximum(params) {
         return Some(1);

@@ -4,14 +4,14 @@ use super::SampleError;
 use super::filters::Candidates;
 use crate::batch::Mirostat;
 
-/// What a draw depends on beside the candidates.
+/// Inputs of a draw besides the candidates.
 pub(super) struct Draw<'a> {
-    /// `[n_vocab]`.
+    /// `[n_vocab]`: logits of the row.
     pub row: &'a [f32],
     pub temperature: f32,
     /// `None`: it is the text's first token.
     pub mu: Option<f32>,
-    /// The random number.
+    /// Random number of the draw, uniform in 0..1.
     pub u: f64,
 }
 

@@ -31,15 +31,15 @@ use penalties::Penalties;
 pub use logprobs::{log_prob, log_probs, log_sum_exp};
 pub use rng::uniform;
 
-/// Why a row gives no token.
+/// Reasons why no token can be drawn from a row.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// The model computed nonsense (or the weights are damaged).
     #[error("logit {index} of the row is {value}: the model's output is not usable")]
     NotFinite {
-        /// Token id.
+        /// Id of the token.
         index: usize,
-        /// The value found.
+        /// Value of the logit.
         value: f32,
     },
     /// The row has no entries.
@@ -51,9 +51,9 @@ pub enum SampleError {
     /// A token id from the request that the vocabulary does not have.
     #[error("token id {id} in {what} is outside the vocabulary of {n_vocab} tokens")]
     BadToken {
-        /// The id.
+        /// Token id that was given.
         id: u32,
-        /// Where it was given.
+        /// Setting in which it was given.
         what: &'static str,
         /// Size of the row.
         n_vocab: usize,
@@ -61,11 +61,11 @@ pub enum SampleError {
     /// A setting outside its range.
     #[error("sampling setting {name} is {value}, it must be {wanted}")]
     BadSetting {
-        /// Its name.
+        /// Name of the setting.
         name: &'static str,
-        /// Its value.
+        /// Value that was given.
         value: f32,
-        /// What it must be.
+        /// Values that are allowed.
         wanted: &'static str,
     },
 }
@@ -77,7 +77,7 @@ impl SampleError {
     }
 }
 
-/// Runs the chain. Holds only scratch space, which is reused from row to row.
+/// The sampling chain of a stage. Holds only scratch space, which is reused from row to row.
 #[derive(Default)]
 pub struct Sampler {
     row: Vec<f32>,
@@ -190,7 +190,7 @@ impl Sampler {
 /// The place of a token that is to be drawn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Next<'a> {
-    /// Its position, which with the seed fixes the random number.
+    /// Position of the token, which with the seed fixes the random number.
     pub pos: u32,
     /// Tokens that may be there; `None`: all.
     pub mask: Option<&'a Mask>,
@@ -198,8 +198,8 @@ pub struct Next<'a> {
     pub mu: Option<f32>,
 }
 
-/// How many of the greatest logits, as they are, the draw of the token at `pos` looks at, whatever the history is; `None` where it
-/// looks at others too, or more is asked than the token.
+/// Number of greatest logits that the draw of the token at `pos` looks at, whatever the history is. They are taken as
+/// they are. `None` where the draw looks at other logits too, or more is asked than the token.
 pub fn looks_at(setup: &SamplerSetup, pos: u32) -> Option<usize> {
     let SamplerSetup { params, top_logprobs, not_before, constraint, companion, .. } = setup;
     let is_plain = top_logprobs.is_none() && constraint.is_none() && companion.is_none();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::SampleError;
 use crate::batch::SamplingParams;
 
-/// How often each token occurs in the window.
+/// Number of occurrences of each token in the window.
 #[derive(Default)]
 pub(super) struct Penalties {
     counts: BTreeMap<u32, u32>,

@@ -102,7 +102,7 @@ fn how_many_logits_a_draw_looks_at_is_known_beforehand() {
 }
 
 proptest! {
-    /// Of few logits, with others among them or without, the draw is that of the whole row.
+    /// A draw of few logits, with or without others among them, is that of the whole row.
     #[test]
     fn a_draw_of_few_logits_is_that_of_the_row(
         row in prop::collection::vec(prop_oneof![Just(0.0f32), Just(-0.0), Just(f32::NEG_INFINITY), -4.0f32..4.0], 3..60),

@@ -17,7 +17,7 @@ use crate::residual::{BoundaryRows, FetchedRows};
 /// A ubatch that a stage began.
 pub struct Begun {
     results: Results,
-    /// Where a GPU computes: the point from which on they are there.
+    /// On a GPU, the point at which the results are complete.
     point: Option<Box<dyn Milestone>>,
     /// Sequences that a token is drawn for.
     drawn: Vec<SlotId>,
@@ -27,7 +27,7 @@ pub struct Begun {
     is_read: bool,
 }
 
-/// What a ubatch gives, before the model's own blocks draft behind it ([`Stage::draft_behind`]).
+/// Output of a ubatch, before the model's own blocks draft behind it ([`Stage::draft_behind`]).
 pub struct Finished {
     output: StageOutput,
     drafts: Vec<(SlotId, u32)>,
@@ -40,7 +40,7 @@ impl Finished {
     }
 }
 
-/// What a ubatch gives.
+/// Results of a ubatch, on their way to the host.
 enum Results {
     Boundary(FetchedRows),
     Rows(HeadRows),
@@ -67,7 +67,8 @@ fn draws_of(ub: &UBatch) -> [Vec<SlotId>; 2] {
 }
 
 impl Stage {
-    /// Runs one ubatch. `input` holds the rows of the stage before (`None` on the first stage).
+    /// Runs one ubatch from its input to its output. `input` holds the rows of the stage before (`None` on the first
+    /// stage).
     ///
     /// # Errors
     /// A ubatch that does not fit the stage is refused before anything changes. A row that no token
@@ -84,9 +85,9 @@ impl Stage {
         self.draft_behind(finished)
     }
 
-    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts whose
-    /// tokens are verified. Those are known whatever is drawn. None is begun behind one that the model's own blocks read: these
-    /// draft when its tokens are drawn.
+    /// Whether a ubatch can be begun now: it says nothing of sequences whose token is still to be drawn, but for parts
+    /// whose tokens are verified. These are known whatever is drawn. None is begun behind one that the model's own
+    /// blocks read: these draft when its tokens are drawn.
     pub fn may_begin(&self, ub: &UBatch) -> bool {
         let of_ops = ub.ops.iter().flat_map(|op| op.slots());
         let drawn_on = ub.parts.iter().filter(|part| part.want != Want::Verify);
@@ -169,7 +170,7 @@ impl Stage {
         Ok(Begun { drafts, is_read, ..self.begun_rows(ub, rows) })
     }
 
-    /// What was begun of a ubatch on the last stage: what its parts want, and tokens to draw.
+    /// The begun ubatch of the last stage, with the results of its parts and the tokens to draw.
     fn begun_rows(&mut self, ub: &UBatch, mut rows: HeadRows) -> Begun {
         let [draws, drawn] = draws_of(ub);
         rows.draws = draws;
@@ -177,7 +178,7 @@ impl Stage {
         Begun { drawn, ..self.begun(Results::Rows(rows)) }
     }
 
-    /// What was begun up to now, with nothing to draw.
+    /// A begun ubatch with these results and nothing to draw.
     fn begun(&self, results: Results) -> Begun {
         let (drawn, drafts) = (Vec::new(), Vec::new());
         Begun { results, point: self.device.milestone(), drawn, drafts, is_read: false }

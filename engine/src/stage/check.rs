@@ -15,7 +15,7 @@ use crate::residual::load_pass_norm;
 use crate::spec::{Described, ModelError, stage_tensors};
 use crate::weights::{TensorSource, WeightLoader};
 
-/// Where no tensor has data; a row that is wanted of one is zeros.
+/// A source without data. A row that is wanted of a tensor is zeros.
 pub(super) struct Nothing;
 
 impl TensorSource for Nothing {

@@ -5,9 +5,9 @@ use crate::batch::{Boundary, UBatch};
 use crate::error::BatchError;
 use crate::kernels::PoolSizes;
 
-/// Refuses a boundary whose last tensor names for each row pools that cannot have been chosen: each must be a whole number,
-/// greater than the one before it, and the number of a pool that ends at its row's own position or before it. `input` is
-/// as large as it must be.
+/// Refuses a boundary whose last tensor names pools that cannot have been chosen. For each row, a pool must be a whole
+/// number, greater than the one before it, and must end at the row's own position or before it. `input` has the right
+/// length.
 pub(super) fn check(sizes: PoolSizes, ub: &UBatch, input: &Boundary) -> Result<(), BatchError> {
     let per_row = sizes.per_row;
     let (_, pools) = input.data.split_at(input.data.len() - input.n_rows * per_row);
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
     use crate::batch::{SeqPart, SlotId, Want};
 
-    /// What is said of these positions of a row at position 40 that attends to 16.
+    /// Checks these positions for a row at position 40 that attends to 16.
     fn said(positions: &[f32]) -> Result<(), BatchError> {
         said_of(PoolSizes::single(16), positions)
     }

@@ -16,8 +16,9 @@ fn number_of(block: usize, part: usize) -> u32 {
 }
 
 impl Stage {
-    /// What copies of this stage's states belong to: model, cache type, numerics, and the factors of a rotation that
-    /// depends on the context. Weights are told apart layer by layer, by their fingerprints.
+    /// Identity of copies of this stage's states: model, cache type, numerics, and the factors of a rotation that
+    /// depends on the context. A copy fits only stages of the same identity. Weights are told apart layer by layer, by
+    /// their fingerprints.
     pub fn copy_kind(&self) -> String {
         let ropes = self.spec.rope.iter().chain(&self.spec.local_rope);
         let chosen = ropes.filter_map(|rope| match rope.factors? {
@@ -52,9 +53,9 @@ impl Stage {
         })
     }
 
-    /// What is new of the first `len` positions of a sequence, whose first `first_page` pages have been copied
-    /// already: as much as there is room for, so that a copy may be incomplete. `plane` is where its recurrent states of so
-    /// many positions are, if not where the sequence has them now.
+    /// Copies the new state of the first `len` positions of a sequence, whose first `first_page` pages have been copied
+    /// already. It copies as much as there is room for, so that a copy may be incomplete. `plane` is the place of the
+    /// recurrent states of so many positions, if it is not the sequence's present one.
     ///
     /// # Errors
     /// The slot is not open, has fewer positions, or, with recurrent layers in the model, more; or the device failed.

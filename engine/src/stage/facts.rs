@@ -1,4 +1,4 @@
-//! What a loaded stage takes.
+//! Memory that a loaded stage takes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::own_drafts::OwnDrafts;
 use crate::device::Device;
 use crate::spec::ModelSpec;
 
-/// What the blocks of a stage take. Weights that several layers share count once.
+/// Memory that the blocks of a stage take. Weights that several layers share count once.
 pub(super) fn of(
     spec: &ModelSpec,
     blocks: &[LoadedBlock],

@@ -91,7 +91,7 @@ fn shapes(tensor: &str, spec: &ModelSpec, layer: usize) -> bool {
     }
 }
 
-/// Where the samples of `len` bytes begin.
+/// Starts of the samples of `len` bytes.
 fn starts(len: usize) -> impl Iterator<Item = usize> {
     let n = len.div_ceil(SAMPLE_BYTES).min(SAMPLES);
     let last = len.saturating_sub(SAMPLE_BYTES);

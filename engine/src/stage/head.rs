@@ -19,8 +19,8 @@ use crate::state::{PartRows, Sequences};
 /// Most logits of a row that a GPU finds for a draw: where more are looked at, all of them leave it.
 const MOST_OF_FEW: usize = 1024;
 
-/// How long a ubatch that has nothing but draws that were put off waits for the mask of one of them. Whoever asks has
-/// nothing else to do: without, an idle line would carry empty ubatches as fast as it can.
+/// Time that a ubatch which holds only put-off draws waits for the mask of one of them. Its sender has nothing else to
+/// do: without the wait, an idle line would carry empty ubatches as fast as it can.
 const MASK_WITHIN: Duration = Duration::from_millis(5);
 
 /// Norm and head matrix `[n_vocab, n_embd]`, with the sampler.
@@ -34,11 +34,11 @@ pub(super) struct Head {
     /// `[n_vocab]`, where the model has one.
     pub(super) bias: Option<Vector>,
     pub(super) sampler: Sampler,
-    /// Of answers that are held to a grammar.
+    /// Masks of answers that are held to a grammar.
     pub(super) masks: Masks,
     /// Rows whose mask was not there.
     pub(super) put_off: BTreeMap<SlotId, PutOff>,
-    /// Of sequences that run ahead of what was drawn.
+    /// Drafts of sequences that run ahead of their drawn tokens.
     pub(super) drafts: Drafts,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct PutOff {
     logits: Vec<f32>,
 }
 
-/// What parts want, on its way to the host.
+/// Results of parts, on their way to the host.
 pub(super) struct HeadRows {
     parts: Vec<PartRows>,
     values: Values,
@@ -61,7 +61,7 @@ pub(super) struct HeadRows {
 enum Values {
     /// All that is drawn looks at few logits, which a GPU finds. The others stay there, where one is no number.
     Few { few: FoundGreatest, logits: Box<Rows> },
-    /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where nobody wants any.
+    /// `[n, n_embd]` and `[n, n_vocab]`, the latter empty where no logits are wanted.
     All { normed: Fetched, logits: Fetched },
 }
 
@@ -74,7 +74,7 @@ pub(super) struct WantedRows<'a> {
 }
 
 impl HeadRows {
-    /// Of parts that were not computed, since all of them [are refuted](Head::is_refuted).
+    /// Results of parts that were not computed, since all of them [are refuted](Head::is_refuted).
     pub(super) fn refuted(parts: Vec<PartRows>) -> Self {
         let values = Values::All { normed: Fetched::default(), logits: Fetched::default() };
         Self { parts, values, draws: Vec::new() }
@@ -82,7 +82,7 @@ impl HeadRows {
 }
 
 impl Head {
-    /// What the parts want of their gathered rows: all but the draws.
+    /// Results of the parts, from their gathered rows, except for the draws.
     pub(super) fn rows(
         &self,
         device: &Device,
@@ -98,7 +98,7 @@ impl Head {
         }
         let mut normed = scratch.take(n, self.n_embd);
         self.read.read(On { device, scratch }, wanted, &mut normed);
-        // Rows whose logits nobody wants are not multiplied if no other is either. A companion never comes alone.
+        // Rows without wanted logits are left out only if no row has wanted ones. A companion never comes alone.
         let of_logits = |want| matches!(want, Want::Sample | Want::Verify | Want::Logits);
         let any_logits = parts.iter().any(|part| of_logits(part.want));
         let logits = match self.output.as_ref().filter(|_| any_logits) {
@@ -115,7 +115,7 @@ impl Head {
         HeadRows { parts, values, draws: Vec::new() }
     }
 
-    /// Whether all that is in a ubatch are drafts behind a wrong one, so that nobody reads what it would give.
+    /// Whether a ubatch holds only drafts behind a wrong one, so that its results would not be read.
     pub(super) fn is_refuted(&self, sequences: &Sequences, parts: &[PartRows]) -> bool {
         let is_refuted = |part: &PartRows| {
             let (first, tokens) = verified_tokens(sequences, part);
@@ -125,7 +125,7 @@ impl Head {
         parts.peek().is_some() && parts.all(|part| part.want == Want::Verify && is_refuted(part))
     }
 
-    /// What the parts want, in their order; tokens are drawn now.
+    /// Outputs of the parts, in their order; tokens are drawn now.
     pub(super) fn outputs(&mut self, sequences: &Sequences, rows: HeadRows) -> Vec<RowOutput> {
         let HeadRows { parts, values, draws } = rows;
         let mut outputs = self.drawn_later(sequences, &draws, parts.is_empty());
@@ -324,8 +324,8 @@ impl Head {
         outputs
     }
 
-    /// What the rows of a part give whose tokens may be drafts: `draw` draws from its wanted row `i`, at a position. A row
-    /// whose mask is not there ends them: what comes behind it is of no use, for no token is known to stand there.
+    /// Outputs of a part whose tokens may be drafts. `draw` draws from its wanted row `i`, at a position. The outputs
+    /// end with a row whose mask is not there: no token is known behind it, so the rows there are of no use.
     fn verified(
         &mut self,
         sequences: &Sequences,
@@ -431,7 +431,8 @@ fn verified_tokens<'a>(sequences: &'a Sequences, part: &PartRows) -> (u32, &'a [
     (first, &tokens[..wanted_rows(part).len()])
 }
 
-/// How many of the greatest logits of each row are looked at, where all that parts want is tokens for which few are.
+/// Number of greatest logits to look at in each row. `None` where a part wants more than tokens, or a draw looks at all
+/// logits.
 fn few_looked_at(sequences: &Sequences, parts: &[PartRows]) -> Option<usize> {
     let wanting = parts.iter().filter(|part| part.want != Want::Nothing);
     let looked_at = wanting.map(|part| match part.want {
@@ -443,7 +444,7 @@ fn few_looked_at(sequences: &Sequences, parts: &[PartRows]) -> Option<usize> {
     looked_at.collect::<Option<Vec<usize>>>()?.into_iter().max()
 }
 
-/// How the token of a part is drawn. Nothing changes the sequence between its ubatch and the draw.
+/// Settings for drawing the token of a part. Nothing changes the sequence between its ubatch and the draw.
 fn setup_of(sequences: &Sequences, slot: SlotId) -> &SamplerSetup {
     let setup = sequences.get(slot).and_then(|sequence| sequence.sampler.as_ref());
     setup.expect("a part that wants a sample was checked to have a sampler")

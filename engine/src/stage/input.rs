@@ -1,5 +1,5 @@
-//! What the first stage makes of token ids: hidden rows, with the rows of positions added and normed where a model does
-//! that, and what goes along beside them.
+//! The input of the first stage, made from token ids: hidden rows and the rows beside them. A model may add rows of
+//! positions to the hidden rows and norm them.
 
 use crate::batch::UBatch;
 use crate::block::{Embedding, RowAdapters, scale_of};
@@ -8,31 +8,31 @@ use crate::kernels::{PackedMatrix, Vector};
 use crate::residual::{Begin, Norm};
 use crate::spec::SwitchSpec;
 
-/// What makes the first layer's rows.
+/// Tables and norms that make the first layer's rows.
 pub(super) struct Input {
     pub(super) tokens: Embedding,
-    /// Where tokens switch adapters on: these are embedded as others.
+    /// Tokens that switch adapters on, and are embedded as others.
     pub(super) switch: Option<SwitchSpec>,
     /// `[n_embd]`, added to every token's: the row of the only token type that comes.
     pub(super) token_type: Option<Vector>,
     /// `[n_positions, n_embd]`, where positions have rows. Every ubatch reads of them, so they are in memory.
     pub(super) positions: Option<Vector>,
     pub(super) norm: Option<Norm>,
-    /// What tokens have beside these rows, in the order in which it lies there.
+    /// Makers of the rows beside the embedded ones, in the order of these rows.
     pub(super) beside: Vec<Box<dyn Begin>>,
-    /// What adapters add to the rows of tokens.
+    /// Changes of adapters to the rows of tokens.
     pub(super) adapters: Vec<EmbeddingLora>,
 }
 
-/// What an adapter adds to the rows of tokens.
+/// An adapter's change of the rows of tokens.
 pub(super) struct EmbeddingLora {
-    /// The adapter's number.
+    /// Number of the adapter.
     pub(super) adapter: u32,
     /// `[n_vocab, rank]`. Every ubatch reads of them, so they are in memory.
     pub(super) a: Vec<f32>,
     /// `[n_embd, rank]`.
     pub(super) b: PackedMatrix,
-    /// As in [`scale_of`].
+    /// Scale in the adapter's file, as in [`scale_of`].
     pub(super) alpha: f32,
 }
 

@@ -1,8 +1,8 @@
 //! Weights that are in memory already: what is left of a stage that was taken apart, for the next one.
 //!
-//! When a cut moves, most layers of a stage stay where they are. They are kept as the kernels hold them, without
-//! their sequences' states, and [`Stage::load_keeping`] loads only what the new stage lacks. What it has loaded when
-//! it fails stays here too, so that the next attempt goes on from there.
+//! When a cut moves, most layers of a stage stay where they are. They are kept as the kernels hold them, without their
+//! sequences' states, and [`Stage::load_keeping`] loads only what the new stage lacks. If loading fails, the weights
+//! loaded so far stay here too, so that the next attempt goes on from there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,16 +25,16 @@ use crate::weights::ExpertsPlace;
 /// Weights of one model, by layer. Empty at first.
 #[derive(Default)]
 pub struct KeptWeights {
-    /// Of the model's metadata and tensor directory; `None`: nothing is kept.
+    /// Hash of the model's metadata and tensor directory; `None`: nothing is kept.
     pub(super) model: Option<blake3::Hash>,
-    /// Where it lies.
+    /// Device or memory that holds the weights.
     pub(super) home: Home,
-    /// Where its experts lie.
+    /// Place of the routed experts.
     pub(super) experts: ExpertsPlace,
     pub(super) layers: BTreeMap<usize, Kept<KeptLayer>>,
     pub(super) embedding: Option<Kept<Input>>,
     pub(super) head: Option<Kept<Head>>,
-    /// Of the model's own blocks of drafts.
+    /// Weights of the model's own blocks of drafts.
     pub(super) drafts: Option<Kept<Vec<DraftBlock>>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Kept<T> {
 #[derive(Clone)]
 pub(super) struct KeptLayer {
     pub(super) weights: Vec<Arc<BlockWeights>>,
-    /// Of the weights, wherever in the model they are used.
+    /// Fingerprint of the weights, wherever in the model they are used.
     pub(super) print: blake3::Hash,
     /// The layer of the file that they are.
     pub(super) in_file: usize,
@@ -58,7 +58,7 @@ pub(super) struct KeptLayer {
 /// The stage that weights are kept for.
 pub(super) struct KeptFor<'a> {
     pub(super) model_hash: blake3::Hash,
-    /// Where its weights lie, and its experts.
+    /// Device or memory that holds its weights.
     pub(super) home: Home,
     pub(super) experts: ExpertsPlace,
     pub(super) layers: &'a Range<usize>,

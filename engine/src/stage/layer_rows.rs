@@ -1,5 +1,5 @@
-//! The rows that a token has for each layer (per-layer embeddings of Gemma 3n and of Gemma 4's small models): one from a
-//! table, one from the row that goes into the first layer, and their sum.
+//! The rows that a token has for each layer (per-layer embeddings of Gemma 3n and of Gemma 4's small models). Each is
+//! the sum of a row of a table and of one that is made of the first layer's input.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::residual::{Begin, BoundaryRows, On};
 use crate::spec::{Beside, LAYER_ROW_TABLE, ModelError, ModelSpec};
 use crate::weights::{TensorSource, WeightLoader};
 
-/// What tokens have beside their streams for layers to come.
+/// Rows beside the streams, for layers to come.
 pub(super) struct ForLayers {
-    /// What makes a row for each layer, where they have such.
+    /// Weights of a row for each layer, where the model has such rows.
     rows: Option<LayerRows>,
     /// Pairs of keys and values that layers lend.
     lent: usize,
@@ -58,7 +58,7 @@ struct LayerRows {
     projection: PackedMatrix,
     /// `[width]`, of the norm of what the projection gives for a layer.
     norm: Vector,
-    /// Of that norm.
+    /// Epsilon of that norm.
     eps: f32,
 }
 

@@ -22,17 +22,18 @@ pub(super) struct LoadedBlock {
     pub(super) spec: BlockSpec,
     pub(super) weights: Arc<BlockWeights>,
     pub(super) state: BlockState,
-    /// Of a layer's last block: what becomes of the streams behind the layer.
+    /// Changes of the streams behind the layer, if the block is the layer's last.
     pub(super) behind: Vec<Box<dyn Behind>>,
 }
 
-/// What a block computes with. Layers that are one layer of the file share it.
+/// Weights of a block. Layers that are one layer of the file share them. Layers that are one layer of the file share
+/// it.
 pub(super) struct BlockWeights {
-    /// Of what the block reads.
+    /// Norm of the block's input.
     pub(super) norm: Option<Norm>,
-    /// Of its output.
+    /// Norm of the block's output.
     pub(super) post_norm: Option<Norm>,
-    /// How it meets the residual stream.
+    /// Way in which the block meets the residual stream.
     pub(super) residual: Box<dyn Residual>,
     pub(super) block: Box<dyn Block>,
 }
@@ -43,7 +44,7 @@ impl BlockWeights {
         (self.block.nbytes() + self.residual.nbytes()) as u64
     }
 
-    /// What the block reads of the streams as they come into its layer, if it does.
+    /// The block's input, if it reads the streams as they come into its layer.
     pub(super) fn enter_layer(&self, on: On<'_>, rows: &BoundaryRows) -> Option<Rows> {
         self.residual.enter_layer(on, self.norm.as_ref(), rows)
     }
@@ -88,7 +89,8 @@ impl Stage {
         self.blocks.iter().filter(|block| block.layer < last).count() + n
     }
 
-    /// What later blocks of the layer that begins with block `first` read of its input, in their order.
+    /// Makes the inputs that later blocks read of the rows coming into their layer, which begins with block `first`.
+    /// The inputs are in the order of the blocks.
     fn begin_layer(&self, first: usize, rows: &BoundaryRows, inputs: &mut Inputs) {
         let on = self.on();
         let layer = self.blocks[first].layer;

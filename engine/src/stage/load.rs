@@ -31,7 +31,7 @@ use crate::spec::{
 use crate::state::{BlockState, LayerPrint, Sequences};
 use crate::weights::{AdapterTensors, ExpertsPlace, TensorSource, WeightLoader};
 
-/// What a stage is loaded for.
+/// Sizes and options of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageConfig {
     /// Sequences it can hold at a time.
@@ -47,7 +47,7 @@ pub struct StageConfig {
     /// Whether layers with a window keep only the pages that rows to come see. Sequences can then be copied at their
     /// ends alone ([`ModelSpec::prefixes`]).
     pub windows: bool,
-    /// What is added to the stream behind its layers.
+    /// Control vectors that are added to the stream behind its layers.
     pub control_vectors: Option<StageVectors>,
     /// Routed experts of layers before this one take the host's memory, where a GPU computes the rest: no byte of a result depends
     /// on it.
@@ -75,9 +75,9 @@ impl Stage {
         Self::load_keeping(described, source, layers, config, device, &mut nothing, progress)
     }
 
-    /// As [`Stage::load`], of weights that are in `kept`, and of `source` those that are not. They are known to be
-    /// the source's ([`KeptWeights::retain`]). What the stage has no use for is dropped first, so that nothing is
-    /// in memory twice; after an error, `kept` has all that was loaded.
+    /// As [`Stage::load`], but takes weights from `kept` where they are there, and the rest from `source`. The caller
+    /// must know that they are the source's ([`KeptWeights::retain`]). Weights that the stage does not need are dropped
+    /// first, so that nothing is in memory twice. After an error, `kept` has all that was loaded.
     ///
     /// # Errors
     /// As [`Stage::load`].
@@ -198,7 +198,7 @@ fn no_vocabulary() -> ConstraintError {
     ConstraintError::Vocabulary("its last stage was not told the tokens' texts".to_owned())
 }
 
-/// What a stage needs of a model's weights.
+/// Description of a model, and the source of its weights, as a stage needs them.
 #[derive(Clone, Copy)]
 pub(super) struct Needs<'a> {
     pub(super) model: &'a Gguf,
@@ -329,7 +329,7 @@ fn states(
     blocks.map(state).collect()
 }
 
-/// What a stage has room for.
+/// Sizes of the memory for a stage's sequences.
 pub(super) fn room(config: &StageConfig) -> StateRoom {
     StateRoom {
         kv_type: config.kv_type,

@@ -11,13 +11,13 @@ use crate::weights::{ExpertsPlace, TensorSource};
 
 /// A stage whose weights are loaded before it is built.
 pub struct NextStage {
-    /// Its layers.
+    /// Layers of the next stage.
     pub layers: Range<usize>,
-    /// Those of the stage that it will be built of.
+    /// Layers of the present stage, from which the next one is built.
     pub has: Range<usize>,
-    /// As in [`StageConfig::own_drafts`](super::StageConfig::own_drafts).
+    /// Whether blocks of drafts are loaded, as in [`StageConfig::own_drafts`](super::StageConfig::own_drafts).
     pub own_drafts: bool,
-    /// As in [`StageConfig::host_experts`](super::StageConfig::host_experts).
+    /// Layers with experts on the host, as in [`StageConfig::host_experts`](super::StageConfig::host_experts).
     pub host_experts: u32,
 }
 

@@ -51,27 +51,27 @@ use input::Input;
 use layers::LoadedBlock;
 use own_drafts::OwnDrafts;
 
-/// What a forward pass returns.
+/// Output of a forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StageOutput {
     /// Hidden rows for the next stage.
     Boundary(Boundary),
-    /// What the ubatch's parts wanted, in their order (the last stage).
+    /// Results that the ubatch's parts wanted, in their order (the last stage).
     Rows(Vec<RowOutput>),
 }
 
-/// What a loaded stage takes and uses.
+/// Memory, device and threads of a loaded stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageFacts {
     /// Bytes of weights as the kernels hold them.
     pub weight_bytes: u64,
-    /// Of these, bytes of experts in the host's memory beside a GPU: [`StageConfig::host_experts`].
+    /// Bytes among these of experts in the host's memory beside a GPU: [`StageConfig::host_experts`].
     pub host_expert_bytes: u64,
     /// Bytes of KV pages and recurrent slots.
     pub state_bytes: u64,
     /// Name of the device that computes.
     pub device: String,
-    /// Compute threads.
+    /// Number of compute threads.
     pub threads: usize,
 }
 
@@ -79,11 +79,11 @@ pub struct StageFacts {
 pub struct Stage {
     spec: Arc<ModelSpec>,
     n_adapters: usize,
-    /// Of the metadata and the tensor directory.
+    /// Hash of the metadata and the tensor directory.
     model_hash: blake3::Hash,
-    /// Of its layers' weights.
+    /// Fingerprints of its layers' weights.
     prints: Vec<LayerPrint>,
-    /// Of its tensors.
+    /// Names of its tensors.
     names: kept::Names,
     layers: Range<usize>,
     config: StageConfig,
@@ -97,7 +97,7 @@ pub struct Stage {
     sequences: Sequences,
     /// Sequences whose next token is still to be drawn, in ubatches that were begun.
     drawing: Vec<SlotId>,
-    /// What drafts tokens for sequences, on the last stage.
+    /// Blocks that draft tokens for sequences, on the last stage.
     own_drafts: Option<OwnDrafts>,
     /// Ubatches that were begun, and have rows that this reads.
     n_reading: usize,
@@ -105,7 +105,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// What the stage takes and uses.
+    /// Memory, device and threads of the stage.
     pub fn facts(&self) -> &StageFacts {
         &self.facts
     }
@@ -119,7 +119,7 @@ impl Stage {
         self.names.layers.iter().map(of_layer).collect()
     }
 
-    /// The model's description.
+    /// Description of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -129,33 +129,33 @@ impl Stage {
         self.layers.clone()
     }
 
-    /// How often a forward pass had to ask the system for a buffer so far: it stays where it is once
-    /// ubatches of the same size have gone before.
+    /// Number of times that a forward pass had to ask the system for a buffer. It no longer grows once ubatches of the
+    /// same size have gone before.
     pub fn n_buffers_grown(&self) -> usize {
         self.scratch.n_grown()
     }
 
-    /// How many buffers wait to be used again: the same number after every ubatch once the stage is warm.
+    /// Number of buffers that wait to be used again. It is the same after every ubatch once the stage is warm.
     pub fn n_buffers_spare(&self) -> usize {
         self.scratch.n_spare()
     }
 
-    /// How often the host waited for the GPU so far; 0 on a CPU.
+    /// Number of times that the host waited for the GPU; 0 on a CPU.
     pub fn n_waits(&self) -> u64 {
         self.device.counts().waits
     }
 
-    /// What its experts did so far, where a GPU computes.
+    /// Counts of its experts, where a GPU computes; else zeros.
     pub fn expert_counts(&self) -> ExpertCounts {
         self.device.expert_counts()
     }
 
-    /// What the GPU was handed so far; nothing on a CPU.
+    /// Work handed to the GPU so far; zeros on a CPU.
     pub fn handed(&self) -> Handed {
         self.device.counts().handed
     }
 
-    /// What each kernel of the GPU took since this was last asked; nothing unless it is timed
+    /// Time that each kernel of the GPU took since the last call. Empty unless kernels are timed
     /// ([`GpuOptions::timed`](crate::device::GpuOptions::timed)).
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.device.kernel_times()
@@ -189,7 +189,7 @@ impl Stage {
         self.own_drafts.iter_mut().for_each(OwnDrafts::clear);
     }
 
-    /// How many tokens the model's own blocks can draft behind one; 0: there are none here.
+    /// Most tokens that the model's own blocks can draft behind one; 0: this stage has no such blocks.
     pub fn own_drafts(&self) -> u32 {
         self.own_drafts.as_ref().map_or(0, |drafts| drafts.depth() as u32)
     }
@@ -213,7 +213,7 @@ impl Stage {
         }
     }
 
-    /// What computes, and where rows come from.
+    /// Device and memory for new rows.
     fn on(&self) -> On<'_> {
         On { device: &self.device, scratch: &self.scratch }
     }

@@ -6,9 +6,8 @@ use crate::error::{BatchError, SnapshotError};
 use crate::state::{Sequence, SnapshotReader, SnapshotWriter};
 
 impl Stage {
-    /// What a snapshot of this stage belongs to; another model or cache type is refused. Models are
-    /// told apart by the hash of their metadata and tensor directory, those of one shape by the
-    /// fingerprints of their layers.
+    /// Identity of this stage's snapshots: a snapshot of another model or cache type is refused. Models are told apart
+    /// by the hash of their metadata and tensor directory, those of one shape by the fingerprints of their layers.
     pub(super) fn identity(&self) -> String {
         let (spec, kv_type) = (&self.spec, self.config.kv_type);
         let hash = self.model_hash.to_hex();
@@ -18,7 +17,7 @@ impl Stage {
         format!("{} of {} layers, {hash}, KV {kv_type:?}{kept}{vectors}", spec.arch, spec.n_layer())
     }
 
-    /// What a snapshot of a sequence belongs to: one that was computed with other adapters is refused.
+    /// Identity of a sequence's snapshots: one that was computed with other adapters is refused.
     fn identity_of(&self, sequence: &Sequence) -> String {
         let mut identity = self.identity();
         for (i, used) in sequence.adapters.iter().enumerate() {

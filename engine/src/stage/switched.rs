@@ -15,13 +15,13 @@ pub(super) struct OwnAdapters<'a> {
 }
 
 impl<'a> OwnAdapters<'a> {
-    /// Those of rows that use `of_users`, of a model that has this beside its stream.
+    /// Adapters of rows that use `of_users`, in a model that has `beside` beside its stream.
     pub(super) fn new(beside: Beside, of_users: &'a RowAdapters) -> Self {
         Self { of_users, has_own: beside == Beside::Adapters, all: None }
     }
 
-    /// Those that a block of this kind uses, which gets `rows`. The model's own are beside these, with the host, except before the
-    /// block that finds them.
+    /// Adapters for a block of this kind, which gets `rows`. They include the model's own, which are read from the rows
+    /// beside the stream, except for the block that finds these.
     pub(super) fn of(&mut self, kind: &BlockKind, rows: &BoundaryRows) -> &RowAdapters {
         if !self.has_own || matches!(kind, BlockKind::Switch(_)) {
             return self.of_users;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::batch::{SeqOp, SlotId};
 
-/// What was drawn last of sequences that run ahead.
+/// Last drawn tokens of sequences that run ahead.
 #[derive(Debug, Default)]
 pub(super) struct Drafts(BTreeMap<SlotId, Last>);
 
@@ -30,7 +30,7 @@ impl Drafts {
     pub(super) fn may_go_on(&self, slot: SlotId, pos: u32, first: u32) -> bool {
         match self.0.get(&slot) {
             Some(Last::Refuted) => false,
-            // What comes behind no verified row is sure: whoever composed it has had the token.
+            // A part behind rows that are not verified is sure: its sender has had the token.
             Some(Last::Drawn { pos: at, token }) => *at != pos || *token == first,
             None => true,
         }

@@ -1,4 +1,4 @@
-//! Which rows of a ubatch pass through the head: those of which somebody wants a token or logits.
+//! The rows of a ubatch that pass through the head: those of which a token or logits are wanted.
 
 use crate::batch::Want;
 use crate::state::PartRows;

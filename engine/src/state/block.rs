@@ -6,15 +6,15 @@ use crate::device::Device;
 use crate::kernels::{KvLayout, KvType, ValuePlace};
 use crate::spec::{BlockKind, ModelError, StateRoom, StateSpec, SwitchRouterSpec};
 
-/// What one loaded block remembers of all sequences.
+/// State that one loaded block keeps of all sequences.
 pub enum BlockState {
-    /// Nothing.
+    /// The block keeps no state.
     None,
     /// Keys and values in pages.
     Kv(KvCache),
     /// Recurrent state in slots.
     Slots(SlotStates),
-    /// Entries in pages.
+    /// Compressed entries in pages.
     Entries(EntryPages),
     /// Two states that are kept apart: what [`Self::parts`] has of it is read, written and copied, each by itself.
     Both(Box<[BlockState; 2]>),
@@ -59,7 +59,7 @@ impl BlockState {
         }
     }
 
-    /// As [`Self::parts`], to be changed.
+    /// As [`Self::parts`], mutable.
     pub fn parts_mut(&mut self) -> &mut [BlockState] {
         match self {
             Self::Both(both) => &mut both[..],
@@ -93,7 +93,7 @@ impl BlockState {
         }
     }
 
-    /// Bytes reserved.
+    /// Bytes that are reserved.
     pub fn nbytes(&self) -> u64 {
         match self {
             Self::None => 0,
@@ -114,7 +114,7 @@ impl BlockState {
         }
     }
 
-    /// Forgets all sequences.
+    /// Forgets the states of all sequences.
     pub fn clear(&mut self) {
         match self {
             Self::None | Self::Slots(_) | Self::Entries(_) => {}

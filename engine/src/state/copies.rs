@@ -1,8 +1,8 @@
 //! Copies of one sequence's state, block by block, as checkpoints take them and put them back.
 //!
-//! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is
-//! copied once. What does change, the last page, what a window sees and a recurrent state, is the *rest*, and good for
-//! one position.
+//! Unlike a snapshot, a copy has only what is new since the one before: full pages never change, so that each is copied
+//! once. The parts that do change, the last page, the positions in a window and a recurrent state, are the *rest*,
+//! which is valid for one position.
 
 use super::{BlockState, LayerPrint, Sequence};
 use crate::batch::{PageId, SlotId};
@@ -18,13 +18,13 @@ pub struct CopyRoom<'a> {
 }
 
 impl CopyRoom<'static> {
-    /// So many bytes of fresh memory.
+    /// Room of so many bytes in fresh memory.
     pub fn fresh(max_bytes: usize) -> Self {
         Self { max_bytes, buffer: &Vec::with_capacity }
     }
 }
 
-/// What is new of a sequence on a stage.
+/// The new state of a sequence on a stage, since the last copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageCopy {
     /// Weights of the stage's layers.
@@ -41,13 +41,13 @@ pub struct StageCopy {
 }
 
 impl StageCopy {
-    /// Bytes of state.
+    /// Bytes of state in the copy.
     pub fn nbytes(&self) -> usize {
         self.blocks.iter().map(|b| b.pages.len() + b.rest.len()).sum()
     }
 }
 
-/// What is new of a sequence in one block.
+/// The new state of a sequence in one block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockCopy {
     /// Layer of the model.
@@ -63,7 +63,7 @@ pub struct BlockCopy {
     pub rest: Vec<u8>,
 }
 
-/// Where a block's state is put back from.
+/// Source from which a block's state is put back.
 #[derive(Clone, Debug)]
 pub enum BlockSource<'a> {
     /// The pages are in the stage's memory, under these ids in position order.
@@ -72,14 +72,14 @@ pub enum BlockSource<'a> {
     Bytes {
         /// Runs of full pages, in order.
         pages: Vec<&'a [u8]>,
-        /// As [`BlockCopy::rest`].
+        /// Bytes of the rest, as in [`BlockCopy::rest`].
         rest: &'a [u8],
     },
 }
 
 impl BlockState {
-    /// Whether it has pages that stay; `None` for a block without state. What a window sees is all rest. This and what
-    /// follows is asked of each of the [`Self::parts`].
+    /// Whether it has pages that stay; `None` for a block without state. The positions in a window are all rest. This
+    /// and what follows is asked of each of the [`Self::parts`].
     pub(crate) fn paged(&self) -> Option<bool> {
         match self {
             Self::None | Self::Both(_) => None,

@@ -8,7 +8,7 @@ use crate::kernels::{EntryLayout, KV_PAGE};
 use crate::ops::{NewEntries, WriteEntries};
 use crate::spec::{ModelError, StateRoom};
 
-/// Pages of entries.
+/// Pages of entries of all sequences.
 pub struct EntryPages {
     layout: EntryLayout,
     pool: Memory<u8>,
@@ -36,7 +36,7 @@ impl EntryPages {
         &self.pool
     }
 
-    /// Bytes reserved.
+    /// Bytes that are reserved.
     pub fn nbytes(&self) -> usize {
         self.pool.len()
     }
@@ -56,8 +56,7 @@ impl EntryPages {
         self.pool.write(block.0 as usize * self.layout.page_bytes(), bytes);
     }
 
-    /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. What they hold beside its entries is
-    /// zeros.
+    /// Appends the bytes of pages `first..first + n` of a sequence of `len` positions. All their other bytes are zeros.
     pub fn read_into(
         &self,
         sequence: &Sequence,
@@ -107,7 +106,7 @@ mod tests {
         Sequence { len, sure: len, plane, blocks, sampler: None, adapters: [].into() }
     }
 
-    /// What a sequence's bytes are does not depend on who had its pages before.
+    /// A sequence's bytes do not depend on the sequences that had its pages before.
     #[test]
     fn bytes_hold_complete_entries_and_nothing_else() {
         let device = Device::cpu(select(Some("reference")).unwrap(), 1, None).unwrap();

@@ -14,22 +14,22 @@ use crate::kernels::{BlockSizes, KV_PAGE, KvLayout, PoolSizes, Window};
 use crate::ops::{Attend, AttendChosen, AttendOver, AttendPart, KvWrite, View};
 use crate::spec::{ModelError, StateRoom, pages_kept};
 
-/// What few models change of attention, and the blocks that an index chose.
+/// Changes to attention that only some models have, and the blocks that an index chose.
 pub type AttendVariant<'a> = crate::ops::AttendVariant<'a, View<'a, u32>>;
 
-/// How rows attend.
+/// Scale and changes of the attention of rows.
 #[derive(Clone, Copy)]
 pub struct AttendHow<'a> {
     /// The factor on scores.
     pub scale: f32,
-    /// What few models change.
+    /// Changes that only some models have.
     pub variant: AttendVariant<'a>,
 }
 
 /// The rows of a ubatch, and what computes with them.
 #[derive(Clone, Copy)]
 pub struct UbatchRows<'a> {
-    /// Kernels and threads.
+    /// Device that computes with the rows.
     pub device: &'a Device,
     /// Parts of the ubatch with their rows.
     pub parts: &'a [PartRows],
@@ -40,20 +40,20 @@ pub struct UbatchRows<'a> {
 /// The pools that were chosen for rows.
 #[derive(Clone, Copy)]
 pub struct ChosenPools<'a> {
-    /// How many for a row.
+    /// Positions of a pool, and pools chosen for a row.
     pub sizes: PoolSizes,
     /// `[n_rows, sizes.per_row]`.
     pub pools: &'a Rows,
 }
 
-/// What rows leave in their pages.
+/// Keys and values that rows write to their pages.
 pub type KvRows<'a> = crate::ops::KvRows<&'a Rows>;
 
 /// Pages of keys and values.
 pub struct KvCache {
     layout: KvLayout,
     pool: Memory<u8>,
-    /// Of a layer that keeps no more than its window sees: where its pages are.
+    /// Places of the pages, in a layer that keeps no more than its window sees; `None`: all pages are kept.
     places: Option<Places>,
     /// Pages that there is memory for.
     n_pages: u32,
@@ -88,7 +88,7 @@ impl KvCache {
         &self.layout
     }
 
-    /// Bytes reserved.
+    /// Bytes that are reserved.
     pub fn nbytes(&self) -> usize {
         self.n_pages as usize * self.layout.page_bytes()
     }
@@ -103,7 +103,7 @@ impl KvCache {
         &sequence.blocks[self.kept_range(len)]
     }
 
-    /// As [`Self::kept`], how many.
+    /// Number of the pages of [`Self::kept`].
     pub fn n_kept(&self, len: u32) -> usize {
         self.kept_range(len).len()
     }
@@ -177,8 +177,8 @@ impl KvCache {
         });
     }
 
-    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. What the rows
-    /// leave must have been written.
+    /// Makes the keys of an index for the pools that the ubatch's rows complete, see [`Device::pool_keys`]. The rows'
+    /// own keys and values must have been written.
     pub fn pool_keys(&mut self, of: UbatchRows<'_>, pooling: PoolingBy<'_>) {
         let UbatchRows { device, parts, sequences } = of;
         let tables = self.tables(parts, sequences);
@@ -186,7 +186,7 @@ impl KvCache {
         device.pool_keys(&self.layout, &mut self.pool, &parts, pooling);
     }
 
-    /// Gives the pages of the ubatch's rows their places. Pages that nobody sees any more give theirs first.
+    /// Gives the pages of the ubatch's rows their places. Pages that no row sees any more give theirs up first.
     fn take_places(&mut self, parts: &[PartRows], sequences: &Sequences) {
         let Some(places) = &mut self.places else { return };
         for part in parts {
@@ -219,7 +219,7 @@ impl KvCache {
         device.run(Attend { over: self.over(parts, how, q), q: q.view(), out: out.view_mut() });
     }
 
-    /// What queries attend to.
+    /// Pages, rows and softmax of the queries' attention.
     fn over<'a>(
         &'a self,
         parts: &'a [AttendPart<'a>],
@@ -274,7 +274,7 @@ impl KvCache {
         ask(device, &IndexOver { layout: &self.layout, pool: &self.pool, parts })
     }
 
-    /// As [`Self::attend`], to the pools that were chosen for each row.
+    /// As [`Self::attend`], over the pools that were chosen for each row.
     pub fn attend_chosen(
         &self,
         of: UbatchRows<'_>,

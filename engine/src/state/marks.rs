@@ -1,4 +1,5 @@
-//! Whose recurrent state is where: what each plane has. A plane is the place of a slot's recurrent states.
+//! Contents of the planes: which sequence's recurrent state each has. A plane is the place of a slot's recurrent
+//! states.
 
 use crate::batch::SlotId;
 use crate::error::BatchError;
@@ -13,7 +14,7 @@ impl Marks {
         Self(vec![None; n_slots])
     }
 
-    /// Nothing has a state any more.
+    /// Empties all planes.
     pub(super) fn clear(&mut self) {
         self.0.fill(None);
     }
@@ -25,7 +26,7 @@ impl Marks {
         }
     }
 
-    /// What planes have of the sequence in `slot` is of no use any more.
+    /// Empties the planes that have a state of the sequence in `slot`.
     pub(super) fn forget(&mut self, slot: SlotId) {
         for mark in &mut self.0 {
             mark.take_if(|(of, _)| *of == slot);

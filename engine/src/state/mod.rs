@@ -1,5 +1,5 @@
-//! What a stage remembers of its sequences: KV pages for attention, fixed slots for recurrent layers, and the
-//! bookkeeping that says which sequence owns what.
+//! The state that a stage keeps of its sequences: KV pages for attention, fixed slots for recurrent layers, and the
+//! records of which sequence owns which of them.
 //!
 //! Blocks declare what they need as a [`StateSpec`](crate::spec::StateSpec). The planner and the scheduler see only its
 //! sizes.

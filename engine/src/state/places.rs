@@ -1,8 +1,8 @@
-//! Where the pages of a layer with a window lie: only those that a row to come can see have memory.
+//! Memory for the pages of a layer with a window: only pages that a row to come can see have some.
 //!
 //! The coordinator hands out pages for whole sequences, and all layers know them by the same ids. A layer with a window
 //! gives a page a place in memory when it is first written, and takes the place back when no row to come sees the page.
-//! Nobody else has to know: a page that nobody sees is read by nobody.
+//! No other code has to know: a page that no row sees is never read.
 //!
 //! There can be as many places as pages, so that one is always to be had. The lowest free one goes first, and memory
 //! that was never touched takes none. So a layer uses about as much as [`pages_kept`](crate::spec::pages_kept) says.
@@ -23,7 +23,7 @@ pub(super) fn visible(window: Window, pos: u32, len: u32) -> std::ops::Range<usi
 /// The places of a layer's pages.
 pub(super) struct Places {
     pub(super) window: Window,
-    /// By page.
+    /// Place of each page.
     of_page: Vec<Option<u32>>,
     /// Places that had a page and have none now.
     free: BinaryHeap<Reverse<u32>>,
@@ -37,12 +37,12 @@ impl Places {
         Self { window, of_page, free: BinaryHeap::new(), n_touched: 0 }
     }
 
-    /// Where a page is; `None`: nobody sees it.
+    /// Place of a page; `None`: no row to come sees it.
     pub(super) fn get(&self, page: PageId) -> Option<PageId> {
         self.of_page[page.0 as usize].map(PageId)
     }
 
-    /// Where a page is, which gets a place if it has none.
+    /// Place of a page, which gets one if it has none.
     pub(super) fn take(&mut self, page: PageId) -> PageId {
         let place = &mut self.of_page[page.0 as usize];
         PageId(*place.get_or_insert_with(|| match self.free.pop() {

@@ -1,4 +1,4 @@
-//! Which sequences a stage holds, how long they are, and which pages are theirs.
+//! The sequences of a stage, their lengths and their pages.
 //!
 //! [`Sequences::apply`] checks a whole ubatch before it changes anything. So a refused ubatch leaves every
 //! sequence as it was. This file knows pages and lengths, not what lies in them.
@@ -20,21 +20,21 @@ use crate::error::BatchError;
 use crate::kernels::KV_PAGE;
 use crate::spec::Prefixes;
 
-/// One live sequence.
+/// An open sequence of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// Positions computed so far (the applied ubatch included).
     pub len: u32,
-    /// Those of them that are never taken back: rows to come see what the first row behind them sees.
+    /// Positions among these that are never taken back. Rows to come see no less than the first row behind them.
     pub sure: u32,
     /// The slot whose place has its recurrent states: its own, unless it runs ahead, or is a copy without rows of its own
     /// ([`borrowed`]).
     pub plane: SlotId,
     /// Page `i` holds positions `i * KV_PAGE ..`.
     pub blocks: Arc<[PageId]>,
-    /// How to draw its tokens.
+    /// Settings for drawing its tokens; `None`: none are drawn.
     pub sampler: Option<Arc<SamplerSetup>>,
-    /// What its rows pass through besides the model's own weights.
+    /// Adapters that its rows pass through besides the model's own weights.
     pub adapters: Arc<[AdapterUse]>,
 }
 
@@ -56,23 +56,23 @@ impl Sequence {
 /// Rows of the ubatch that belong to one part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartRows {
-    /// The sequence.
+    /// Slot of the sequence.
     pub slot: SlotId,
     /// Position of the first row.
     pub pos: u32,
     /// Rows within the ubatch.
     pub rows: Range<usize>,
-    /// What is wanted of them.
+    /// Results that are wanted of the rows.
     pub want: Want,
-    /// As in [`SeqPart::mu`](crate::batch::SeqPart::mu).
+    /// Mirostat's state, as in [`SeqPart::mu`](crate::batch::SeqPart::mu).
     pub mu: Option<f32>,
-    /// As in [`Ahead::known`].
+    /// Rows that were read before, as in [`Ahead::known`].
     pub known: usize,
     /// The slots in whose places the sequence's recurrent states are read and written.
     pub planes: Planes,
 }
 
-/// Which pages are copied where for a sequence that begins as a copy of another.
+/// Pages to copy for a sequence that begins as a copy of another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateCopy {
     /// Pages to copy from, in position order: of those that hold the first `len` positions, all that
@@ -93,17 +93,17 @@ pub enum StateAction {
     Copy(StateCopy),
     /// A slot's place gets the fixed-size state of another's.
     CopySlot {
-        /// Read.
+        /// Slot whose place is read.
         from: SlotId,
-        /// Written.
+        /// Slot whose place is written.
         to: SlotId,
     },
 }
 
-/// What [`Sequences::apply`] leaves to do.
+/// Actions and parts that [`Sequences::apply`] leaves to the stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Applied {
-    /// To be done in this order, before any row is computed.
+    /// Changes of state, to be made in this order before any row is computed.
     pub actions: Vec<StateAction>,
     /// The parts with their rows.
     pub parts: Vec<PartRows>,
@@ -146,7 +146,7 @@ impl Sequences {
         self.slots.get(slot.0 as usize)?.as_ref()
     }
 
-    /// Live sequences.
+    /// Number of open sequences.
     pub fn n_open(&self) -> usize {
         self.slots.iter().flatten().count()
     }
@@ -229,7 +229,7 @@ impl Sequences {
         Ok(applied)
     }
 
-    /// Closes every sequence.
+    /// Closes all sequences.
     pub(crate) fn clear(&mut self) {
         self.slots.fill(None);
         self.marks.clear();

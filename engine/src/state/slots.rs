@@ -47,7 +47,7 @@ impl SlotStates {
         (&mut self.conv, &mut self.scan)
     }
 
-    /// Bytes reserved.
+    /// Bytes that are reserved.
     pub fn nbytes(&self) -> usize {
         (self.conv.len() + self.scan.len()) * size_of::<f32>()
     }
@@ -95,8 +95,8 @@ impl SlotStates {
         self.scan.write(scan_at.start, scan);
     }
 
-    /// As [`scan_parts`], for a block that finds the values of its own in the slots where they are written: states are copied
-    /// there now.
+    /// As [`scan_parts`], for a block that finds its values in the slots where it writes them. So states are copied
+    /// there first.
     pub fn parts_in_place(&mut self, parts: &[PartRows]) -> Vec<ScanPart> {
         for PartRows { planes: Planes { from, to }, .. } in parts {
             if from != to {

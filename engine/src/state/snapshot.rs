@@ -17,7 +17,7 @@ const HASH_BYTES: usize = blake3::OUT_LEN;
 /// Bytes of a [`LayerPrint`].
 const PRINT_BYTES: usize = 4 + HASH_BYTES;
 
-/// Which weights a layer has: its number, and a hash of what it computes with.
+/// Identity of a layer's weights: the layer's number, and a hash of the tensors that it computes with.
 pub type LayerPrint = (u32, blake3::Hash);
 
 /// Writes a snapshot section by section.
@@ -49,7 +49,7 @@ impl SnapshotWriter {
         self.blob(state);
     }
 
-    /// Seals the snapshot.
+    /// Seals the snapshot, and returns its bytes.
     pub fn finish(mut self) -> Vec<u8> {
         let hash = blake3::hash(&self.bytes);
         self.bytes.extend_from_slice(hash.as_bytes());
@@ -66,10 +66,10 @@ impl SnapshotWriter {
     }
 }
 
-/// A checked snapshot.
+/// A snapshot whose bytes have been checked.
 #[derive(Debug)]
 pub struct SnapshotReader<'a> {
-    /// What it is a snapshot of.
+    /// Identity of the stage and sequence that it was taken of.
     pub identity: String,
     /// Positions the state has seen.
     pub len: u32,

@@ -17,12 +17,12 @@ const STRENGTH: f32 = 0.3;
 /// Spread of the rows that are looked up for tokens.
 const ROWS: f32 = 0.02;
 
-/// What adapter to make.
+/// Sizes and seed of a synthetic adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterSpec {
     /// Rank of each change.
     pub rank: usize,
-    /// What the file scales its changes with, over the rank; 0: it does not say.
+    /// Scale of the adapter, divided by its rank; 0: the file does not state one.
     pub alpha: f32,
     /// Two seeds, two adapters.
     pub seed: u64,

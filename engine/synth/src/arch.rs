@@ -182,7 +182,7 @@ impl Arch {
         })
     }
 
-    /// Its `general.architecture`.
+    /// Name of the architecture, as in `general.architecture`.
     pub fn name(&self) -> &'static str {
         self.name
     }

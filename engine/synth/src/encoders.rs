@@ -30,7 +30,7 @@ enum Pooling {
     Rank = 4,
 }
 
-/// What all have: metadata and the embedding of tokens, its spread `deviation`.
+/// Common start of all encoders: metadata and the embedding of tokens, with the spread `deviation`.
 fn begin(
     shape: &Shape,
     plan: &mut ModelPlan,

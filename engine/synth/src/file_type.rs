@@ -7,18 +7,18 @@
 use super::SynthError;
 use brigade_quant::GgmlType;
 
-/// What a tensor is for, as far as its element type depends on it.
+/// Use of a tensor, as far as its element type depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Norms, biases and routers: always f32.
     Precise,
-    /// Token embedding.
+    /// The embedding of tokens.
     Embedding,
     /// Output matrix, or the embedding that stands in for it.
     Output,
-    /// Attention keys.
+    /// The projection to keys.
     AttnK,
-    /// Attention values.
+    /// The projection to values.
     AttnV,
     /// The attention's way back.
     AttnOutput,
@@ -33,7 +33,7 @@ pub(super) enum Role {
     Matrix,
 }
 
-/// Where a tensor stands: layer `il` of `n_layer`, and the model's traits that mixes depend on.
+/// Place of a tensor: layer `il` of `n_layer`, and the model's properties that mixes depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub il: usize,
@@ -45,7 +45,7 @@ pub(super) struct Place {
 
 macro_rules! file_types {
     ($($variant:ident = $id:literal, $name:literal, $base:ident;)*) => {
-        /// A `general.file_type`.
+        /// A mix of element types, llama.cpp's `general.file_type`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "the field's own spelling: Q4_K_M")]
         pub enum FileType {
@@ -56,12 +56,12 @@ macro_rules! file_types {
             /// Every file type offered.
             pub const ALL: &'static [FileType] = &[$(FileType::$variant),*];
 
-            /// Its `general.file_type`.
+            /// Number of the mix in `general.file_type`.
             pub fn id(self) -> u32 {
                 match self { $(Self::$variant => $id,)* }
             }
 
-            /// Its usual name.
+            /// Name of the mix, e.g. `Q4_K_M`.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
@@ -156,7 +156,7 @@ impl FileType {
         matches!(self.base(), IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S)
     }
 
-    /// What IQ1 and IQ2 mixes give to tensors that deserve more.
+    /// Type of the tensors that IQ1 and IQ2 mixes keep more precise.
     fn better_than_iq2(self) -> GgmlType {
         if matches!(self, Self::IQ2_S | Self::IQ2_M) { GgmlType::IQ3_S } else { GgmlType::Q2_K }
     }

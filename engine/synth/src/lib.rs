@@ -34,14 +34,14 @@ use std::path::Path;
 /// Bytes of encoded rows that are made before they are written.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// What to make.
+/// Architecture, sizes and types of a synthetic model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// The architecture.
+    /// Architecture of the model.
     pub arch: Arch,
-    /// Its sizes; [`Shape::named`] has the usual ones.
+    /// Sizes of the model; [`Shape::named`] has the usual ones.
     pub shape: Shape,
-    /// The weights' types.
+    /// Types of the weights.
     pub quant: FileType,
     /// Two seeds, two models.
     pub seed: u64,
@@ -49,7 +49,7 @@ pub struct Spec {
     pub header_only: bool,
 }
 
-/// Why a model cannot be made.
+/// Reasons why a model cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     /// An architecture, size or quantisation of this name is not offered; the others are listed.
@@ -65,9 +65,9 @@ pub enum SynthError {
     /// The sizes make no model of this architecture.
     #[error("{arch} of this size: {problem}")]
     Shape {
-        /// The architecture.
+        /// Name of the architecture.
         arch: &'static str,
-        /// What does not fit.
+        /// Property of the shape that does not fit.
         problem: String,
     },
     /// The plan is not a GGUF file.
@@ -79,7 +79,7 @@ pub enum SynthError {
     /// The file cannot be written.
     #[error("{path}: {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// The system's reason.
         source: io::Error,

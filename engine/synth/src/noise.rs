@@ -3,7 +3,7 @@
 //! A value takes whole numbers and one f32 product, and nothing of a mathematics library. So it has the same
 //! bits on every machine.
 
-/// What a tensor is filled with.
+/// Distribution of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fill {
     /// Near-normal around 0 with this standard deviation.

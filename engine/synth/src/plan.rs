@@ -71,7 +71,7 @@ pub(super) struct ModelPlan {
     pub tensors: Vec<TensorPlan>,
     /// Whether its tokens are word pieces, as BERT's.
     pub word_pieces: bool,
-    /// Before the names of layers' tensors.
+    /// Prefix of the names of layers' tensors.
     pub layer_prefix: &'static str,
 }
 
@@ -139,7 +139,7 @@ impl ModelPlan {
         self.metadata.push((format!("{}.{key}", self.prefix), MetaScalar::Str(value)));
     }
 
-    /// Says which layer the following tensors are of.
+    /// Sets the layer to which the next tensors belong.
     pub fn layer(&mut self, il: usize) {
         self.place.il = il;
     }

@@ -5,19 +5,19 @@ use super::SynthError;
 /// The sizes of a transformer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Inner width of the dense FFN.
     pub n_ff: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
     /// Key and value heads.
     pub n_head_kv: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Tokens.
+    /// Number of tokens in the vocabulary.
     pub vocab: usize,
     /// Positions the metadata promise.
     pub context: usize,
@@ -45,7 +45,7 @@ pub struct Ssm {
 impl Ssm {
     /// Taps of the causal convolution.
     pub const CONV_TAPS: usize = 4;
-    /// As Mamba-2 2.7B and Granite 4 have them.
+    /// Sizes of Mamba-2 2.7B and Granite 4.
     const USUAL: Self = Self { head_dim: 64, n_state: 128, n_group: 1 };
 }
 

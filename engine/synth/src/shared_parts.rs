@@ -40,7 +40,7 @@ pub(super) fn transformer_metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("rope.dimension_count", shape.head_dim);
 }
 
-/// What all metadata have, whatever the attention is.
+/// Metadata of all models, whatever the attention is.
 pub(super) fn base_metadata(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("context_length", shape.context);
     plan.count("embedding_length", shape.n_embd);
@@ -56,7 +56,7 @@ pub(super) fn base_metadata(shape: &Shape, plan: &mut ModelPlan) {
     }
 }
 
-/// What the first and the last stage have besides layers.
+/// Tensors of the first and the last stage besides layers.
 pub(super) fn embedding(shape: &Shape, plan: &mut ModelPlan, deviation: f32) {
     embedding_matrices(shape, plan, deviation);
     plan.global_norm("output_norm", shape.n_embd);

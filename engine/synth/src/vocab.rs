@@ -57,7 +57,7 @@ pub(super) fn write(writer: &mut GgufWriter, n: usize) -> Result<(), GgufError> 
     writer.set("tokenizer.chat_template", CHAT_TEMPLATE)
 }
 
-/// Those of word pieces, and the names that BERT's have.
+/// Special tokens of word pieces, by BERT's names.
 const WORD_SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
 /// Adds a vocabulary of `n` word pieces, within [`SIZES`]: texts are put in lower case, and stand between two tokens.

@@ -50,13 +50,13 @@ impl ByteTable {
         Self { data: Vec::with_capacity(n * max_len.min(MEAN_PIECE)), ends: Vec::with_capacity(n) }
     }
 
-    /// Appends a string.
+    /// Appends a string of bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.data.extend_from_slice(bytes);
         self.ends.push(self.data.len());
     }
 
-    /// String `i`.
+    /// Bytes of string `i`.
     pub fn get(&self, i: usize) -> &[u8] {
         let start = if i == 0 { 0 } else { self.ends[i - 1] };
         &self.data[start..self.ends[i]]

@@ -19,7 +19,7 @@ const LEAF: u32 = 1 << 8;
 const SHIFTED: u32 = 1 << 9;
 
 impl Charsmap {
-    /// Splits the blob.
+    /// Splits the blob of a file into its trie and its texts.
     pub fn new(blob: &[u8]) -> Result<Self, TextError> {
         if blob.is_empty() {
             return Ok(Self::default());

@@ -1,6 +1,6 @@
-//! What can be wrong with a vocabulary or a text, sorted by what the caller can do about it.
+//! Errors of a vocabulary or a text, sorted by the action that the caller can take.
 
-/// Why a vocabulary could not be loaded or a text could not be converted.
+/// Reasons why a vocabulary could not be loaded or a text could not be converted.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// The model file contradicts itself: another copy of the file is needed.
@@ -25,7 +25,7 @@ pub enum TextError {
     TooLong {
         /// Bytes of the text.
         bytes: usize,
-        /// The limit.
+        /// The limit in the unit of the message.
         limit: usize,
     },
     /// A key of the model file is missing or has the wrong type.

@@ -42,7 +42,7 @@ pub(super) struct Merger<K> {
 }
 
 impl<K: Ord + Copy> Merger<K> {
-    /// Empty buffers.
+    /// Empty buffers, which are reused from word to word.
     pub fn new() -> Self {
         Self { symbols: Vec::new(), heap: BinaryHeap::new() }
     }

@@ -13,13 +13,13 @@ use super::vocab::{Vocab, attr};
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fragment<'a> {
-    /// To be cut by the algorithm.
+    /// Text that the algorithm is to cut.
     Text(&'a str),
     /// A special token that stood there.
     Token(u32),
 }
 
-/// Finds special tokens.
+/// A finder of special tokens in text.
 pub(super) struct Partition {
     /// Ids of matchable tokens, in the order they are tried.
     order: Vec<u32>,

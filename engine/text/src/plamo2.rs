@@ -9,11 +9,11 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use super::TextError;
 use super::vocab::{Vocab, attr, byte_token};
 
-/// What a character costs that becomes bytes.
+/// Cost of a character that becomes bytes.
 const UNKNOWN_COST: i64 = 10_000_000;
 /// Tokens that cost this much or more are in no path.
 const COST_LIMIT: i64 = 20_000_000;
-/// What a score is multiplied by.
+/// Factor from a score to a cost.
 const SCORE_UNIT: f64 = 1e4;
 /// Left out where a text begins with it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
@@ -37,7 +37,7 @@ struct Costed {
 /// The best way on from a position.
 #[derive(Clone, Copy)]
 struct Step {
-    /// Of everything up to the text's end.
+    /// Cost of everything up to the text's end.
     cost: i64,
     /// `None`: the bytes of a character.
     id: Option<u32>,
@@ -110,7 +110,7 @@ impl Plamo2 {
     }
 }
 
-/// What a token of this score costs; `None` where no path goes through it.
+/// Cost of a token with this score; `None` where no path goes through it.
 fn cost(score: f32) -> Option<i64> {
     let cost = -((f64::from(score) * SCORE_UNIT).round() as i64);
     (score.is_finite() && cost < COST_LIMIT).then_some(cost)

@@ -7,7 +7,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use super::TextError;
 use super::vocab::{Vocab, attr};
 
-/// What stands for a byte that no token has, where the file names none.
+/// Token for a byte that no token has, where the file names none.
 const UNKNOWN: u32 = 0;
 
 /// Finds the tokens of a text.

@@ -1,10 +1,10 @@
-//! SentencePiece as llama models use it. Characters merge by the score of the token that they form, best
-//! first. What is no token falls apart into byte tokens.
+//! SentencePiece as llama models use it. Characters merge by the score of the token that they form, best first. Text
+//! that is no token falls apart into byte tokens.
 
 use super::merge::{MergeRule, Merger, NONE, Symbol};
 use super::vocab::Vocab;
 
-/// How a space is written in token texts.
+/// Character for a space in the texts of tokens.
 const ESCAPED_SPACE: char = '\u{2581}';
 
 /// A score turned so that the best one is the smallest key. Scores are never NaN.

@@ -22,7 +22,7 @@ pub struct StopMatcher {
     stopped: Option<usize>,
 }
 
-/// What may be shown after a piece of text.
+/// The text that may be shown after a piece was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopOutcome {
     /// Text that is certain to be in front of any stop string.
@@ -65,7 +65,7 @@ impl StopMatcher {
         Ok(Self { stops, finder, held: String::new(), stopped: None })
     }
 
-    /// Adds text. After a stop everything is swallowed.
+    /// Adds a piece of text. After a stop everything is swallowed.
     pub fn push(&mut self, text: &str) -> StopOutcome {
         let Some(finder) = &self.finder else {
             return StopOutcome { text: text.to_owned(), stopped: None };

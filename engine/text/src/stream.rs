@@ -12,7 +12,7 @@ pub struct StreamDecoder {
 }
 
 impl StreamDecoder {
-    /// Nothing held.
+    /// A stream that holds nothing back yet.
     pub fn new() -> Self {
         Self::default()
     }

@@ -27,9 +27,9 @@ pub struct Tokenizer {
 /// Tokens around the texts of a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairMarks {
-    /// Between the two.
+    /// Tokens between the two texts.
     pub between: Vec<u32>,
-    /// Behind the second.
+    /// Token behind the second text.
     pub end: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ enum Algorithm {
 }
 
 impl Tokenizer {
-    /// Builds the tables. Unknown `tokenizer.ggml.model` and `tokenizer.ggml.pre` are
+    /// Builds the tables of a vocabulary. Unknown `tokenizer.ggml.model` and `tokenizer.ggml.pre` are
     /// [`TextError::Unsupported`], contradictions in the file [`TextError::BadVocab`].
     pub fn new(mut data: VocabData) -> Result<Self, TextError> {
         let kind = kind_of(&data.model)?;
@@ -237,7 +237,7 @@ impl Tokenizer {
         Ok(if hidden && !special { &[] } else { self.vocab.piece(id) })
     }
 
-    /// Those of all tokens by their ids, control tokens by their names.
+    /// Texts of all tokens in the order of their ids, control tokens by their names.
     ///
     /// # Errors
     /// The model has no tokens with texts.
@@ -264,7 +264,7 @@ impl Tokenizer {
         self.vocab.texts.get(id as usize).map(String::as_str)
     }
 
-    /// Why there is no chat template, where the file has one that is no text.
+    /// Reason why there is no chat template, where the file has one that is no text.
     pub fn bad_template(&self) -> Option<&str> {
         self.bad_template.as_deref()
     }
@@ -299,17 +299,17 @@ impl Tokenizer {
         &self.suppressed
     }
 
-    /// Beginning of sequence.
+    /// Id of the beginning of a sequence.
     pub fn bos(&self) -> Option<u32> {
         self.vocab.ids.bos
     }
 
-    /// End of sequence.
+    /// Id of the end of a sequence.
     pub fn eos(&self) -> Option<u32> {
         self.vocab.ids.eos
     }
 
-    /// End of turn.
+    /// Id of the end of a turn.
     pub fn eot(&self) -> Option<u32> {
         self.vocab.ids.eot
     }
@@ -334,7 +334,7 @@ impl Tokenizer {
         self.add_eos
     }
 
-    /// What stands between the two texts of a pair, and what ends it. BERT has its separator in both places.
+    /// Tokens between the two texts of a pair, and the token that ends it. BERT has its separator in both places.
     pub fn pair_marks(&self) -> PairMarks {
         let ids = &self.vocab.ids;
         if self.vocab.kind == Kind::Wpm {
@@ -345,7 +345,7 @@ impl Tokenizer {
         PairMarks { between: end.into_iter().chain(sep).collect(), end }
     }
 
-    /// The algorithm.
+    /// The algorithm by which text is cut into tokens.
     pub fn kind(&self) -> Kind {
         self.vocab.kind
     }

@@ -9,7 +9,7 @@ use super::TextError;
 use super::charsmap::Charsmap;
 use super::vocab::{Vocab, VocabData, attr};
 
-/// How much worse than the worst token an unknown character is.
+/// Difference by which an unknown character scores below the worst token.
 const UNKNOWN_PENALTY: f32 = 10.0;
 
 /// Automata over token texts, and the normaliser.
@@ -33,7 +33,7 @@ struct Step {
 }
 
 impl Ugm {
-    /// Builds the automata.
+    /// Builds the automata of the tokens and their scores.
     pub fn new(vocab: &Vocab, data: &VocabData) -> Result<Self, TextError> {
         let all = 0..vocab.len() as u32;
         let min_score = all

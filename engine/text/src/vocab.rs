@@ -20,7 +20,7 @@ pub struct VocabData {
     pub pre: Option<String>,
     /// `general.architecture`, which a few special rules of stripping depend on.
     pub architecture: String,
-    /// `general.name`, likewise.
+    /// The file's `general.name`, on which a few special rules depend too.
     pub name: String,
     /// Text of each token, as stored (escaped spaces, GPT-2 alphabet).
     pub tokens: Vec<String>,
@@ -34,15 +34,16 @@ pub struct VocabData {
     pub ids: SpecialIds,
     /// Switches named by the file.
     pub flags: VocabFlags,
-    /// `tokenizer.ggml.precompiled_charsmap` (unigram only).
+    /// Bytes of `tokenizer.ggml.precompiled_charsmap` (unigram only).
     pub charsmap: Vec<u8>,
     /// `tokenizer.ggml.suppress_tokens`: ids never to be sampled.
     pub suppress: Vec<u32>,
-    /// `tokenizer.chat_template`.
+    /// Template in `tokenizer.chat_template`.
     pub chat_template: Option<String>,
-    /// Why there is none, where the key holds no text: chats are told, and everything else goes on.
+    /// Reason why there is no template, where the key holds no text. Chats get it as their error, and everything else
+    /// works.
     pub bad_template: Option<String>,
-    /// `tokenizer.chat_template.NAME`.
+    /// Templates in `tokenizer.chat_template.NAME`, with their names.
     pub named_templates: Vec<(String, String)>,
     /// `ARCH.vocab_size`: the size where there are no tokens.
     pub vocab_size: Option<u32>,
@@ -100,7 +101,7 @@ pub enum Kind {
     None,
 }
 
-/// What a token is; several can hold at once.
+/// Attributes of a token; several can hold at once.
 pub(super) mod attr {
     pub const NORMAL: u8 = 1;
     pub const UNKNOWN: u8 = 2;
@@ -122,7 +123,7 @@ pub(super) struct Vocab {
     pub scores: Vec<f32>,
     pub by_text: HashMap<Box<str>, u32, FastHash>,
     pub ids: SpecialIds,
-    /// End-of-generation ids, ascending.
+    /// Ids of the tokens that end generation, ascending.
     pub eog: Vec<u32>,
     /// Length of the longest token text in bytes.
     pub max_len: usize,
@@ -130,7 +131,7 @@ pub(super) struct Vocab {
 }
 
 impl Vocab {
-    /// Builds the tables. Roles and the pieces that follow from them are still to come
+    /// Builds the tables of tokens. Roles and the pieces that follow from them are still to come
     /// ([`special::roles`](super::special::roles)).
     pub fn new(data: &mut VocabData, kind: Kind) -> Result<Self, TextError> {
         let n = data.tokens.len();

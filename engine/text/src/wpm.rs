@@ -8,7 +8,7 @@ use super::vocab::{Vocab, VocabData};
 /// Marks the start of a word in token texts.
 const WORD_START: char = '\u{2581}';
 
-/// How text is cleaned.
+/// Rules by which text is cleaned.
 pub(super) struct Wpm {
     lowercase: bool,
     strip_accents: bool,

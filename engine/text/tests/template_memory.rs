@@ -1,12 +1,12 @@
-//! How much of the machine's memory a hostile chat template takes. This is a process of its own. It renders
-//! the worst templates that are known, and looks at the most that it ever held.
+//! Memory of the machine that a hostile chat template takes. This is a process of its own. It renders the worst
+//! templates that are known, and looks at the most that it ever held.
 
 #![cfg(target_os = "linux")]
 
 use brigade_text::{ChatTemplate, TEMPLATE_BYTES, TemplateInput, TemplateTokens};
 
-/// What is held besides the text and lists that are counted: copies while a step is done, and growing buffers
-/// of up to twice what is in them.
+/// Bound on the memory in units of the counted text and lists. Beyond these there are copies while a step is done, and
+/// growing buffers of up to twice their contents.
 const FACTOR: u64 = 4;
 
 /// The most that this process has held, in bytes.

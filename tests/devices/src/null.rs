@@ -56,7 +56,7 @@ impl Inbox for Zeros {
     }
 }
 
-/// Nothing is ever on its way.
+/// A transfer or a point that is always complete.
 struct Done;
 
 impl Milestone for Done {

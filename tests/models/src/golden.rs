@@ -19,29 +19,29 @@ use crate::places::of_tests;
 /// A folder of golden models.
 #[derive(Clone, Debug)]
 pub struct Golden {
-    /// Where the files are.
+    /// Folder of the files.
     pub folder: PathBuf,
-    /// What is in them.
+    /// Contents of `manifest.json`.
     pub manifest: Manifest,
 }
 
-/// `manifest.json`.
+/// The file `manifest.json` of golden results.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Manifest {
     /// The prompt whose logits are given.
     pub tokens: Vec<u32>,
     /// The prompt that is continued greedily.
     pub greedy_prompt: Vec<u32>,
-    /// Models by name.
+    /// Models and their results, by name.
     pub models: BTreeMap<String, Entry>,
 }
 
-/// One model's results.
+/// Golden results of one model.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Entry {
-    /// The model.
+    /// Name of the model's file.
     pub file: String,
-    /// How the model is made, where the folder does not have it.
+    /// Recipe of the model, where the folder does not have it.
     pub synth: Option<Recipe>,
     /// `[positions, n_vocab]` in f32.
     pub logits: String,
@@ -53,23 +53,23 @@ pub struct Entry {
     pub greedy: Vec<u32>,
     /// The first token whose logit is masked everywhere, and the first behind these: `logits` has none of them.
     pub masked: Option<[usize; 2]>,
-    /// Of a model that is not kept but made by its test: the Adler-32 checksum of the file.
+    /// Adler-32 checksum of the file, for a model that its test makes and does not keep.
     pub adler32: Option<u32>,
 }
 
 /// Golden models that are not run, each with its reason. Whatever stands in a manifest and not here must
 /// pass.
 pub const NOT_RUN: [(&str, &str); 0] = [];
-/// What `brigade synth` makes a model from.
+/// Arguments of `brigade synth` for a model.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Recipe {
-    /// `--arch`.
+    /// The architecture, `--arch`.
     pub arch: String,
-    /// `--size`.
+    /// The size, `--size`.
     pub size: String,
-    /// `--seed`.
+    /// The seed, `--seed`.
     pub seed: u64,
-    /// `--quant`.
+    /// The types of weights, `--quant`.
     pub quant: String,
     /// FNV-1a (64 bits) of the file, in hexadecimal digits: the results are those of these weights.
     pub fnv1a: String,
@@ -95,7 +95,7 @@ impl Recipe {
         folder.join(format!("{}-{}-{}.gguf", self.arch, self.size, self.fnv1a))
     }
 
-    /// As [`Recipe::make`], whether it is there or not: one that is there may be of a `synth` that made other files.
+    /// As [`Recipe::make`], even where the file is there: an older `synth` may have made it.
     ///
     /// # Panics
     /// As there.
@@ -149,8 +149,8 @@ impl Golden {
         Self::open(&of_tests("data/golden"))
     }
 
-    /// The models that must pass, by name: all but those of [`NOT_RUN`], which are said aloud. `BRIGADE_TEST_MODEL` leaves
-    /// those whose names hold it, for whoever works on one.
+    /// The models that must pass, by name: all but those of [`NOT_RUN`], which are said aloud. `BRIGADE_TEST_MODEL`
+    /// leaves those whose names hold it, for work on one of them.
     pub fn models(&self) -> impl Iterator<Item = (&String, &Entry)> {
         let only = std::env::var("BRIGADE_TEST_MODEL").unwrap_or_default();
         let wanted = self.manifest.models.iter().filter(move |(name, _)| name.contains(&only));
@@ -173,12 +173,12 @@ impl Golden {
         folders
     }
 
-    /// Where the model of an entry is; makes it where the folder only says how.
+    /// Path of an entry's model. Makes the model where the folder has only a recipe.
     pub fn model(&self, entry: &Entry) -> PathBuf {
         entry.synth.as_ref().map_or_else(|| self.folder.join(&entry.file), Recipe::make)
     }
 
-    /// [`Golden::model`] by name.
+    /// Path of the model with this name, as by [`Golden::model`].
     ///
     /// # Panics
     /// If the folder has no model of that name.
@@ -203,23 +203,23 @@ impl Golden {
 pub struct Encoders {
     /// Tokens of the texts.
     pub texts: Vec<Vec<u32>>,
-    /// Models by name.
+    /// Encoders and their results, by name.
     pub models: BTreeMap<String, EncoderEntry>,
 }
 
-/// One encoder's results.
+/// Golden results of one encoder.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EncoderEntry {
-    /// How the model is made.
+    /// Recipe of the model.
     pub synth: Recipe,
-    /// By the name of the pooling, the vector of each text.
+    /// Vectors of the texts, by the name of the pooling.
     pub pooled: BTreeMap<String, Vec<Vec<f64>>>,
-    /// Of a reranker: what its head says of each text.
+    /// Scores of the texts, for a reranker.
     pub rank: Option<Vec<f64>>,
 }
 
 impl Encoders {
-    /// Those of the repository.
+    /// Golden results of the repository.
     pub fn repository() -> Self {
         let path = of_tests("data/encoders.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -229,39 +229,39 @@ impl Encoders {
 /// Models with adapters together with the logits that llama.cpp computed with them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Adapted {
-    /// Models by name.
+    /// Adapted models and their results, by name.
     pub models: BTreeMap<String, AdaptedEntry>,
 }
 
 /// One model's results with its adapters.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AdaptedEntry {
-    /// How the model is made.
+    /// Recipe of the model.
     pub synth: Recipe,
-    /// How its adapters are.
+    /// Recipes of its adapters.
     pub adapters: Vec<AdapterRecipe>,
-    /// As in [`Entry`].
+    /// File of logits, as in [`Entry`].
     pub logits: String,
-    /// As in [`Entry`].
+    /// Positions of the logits, as in [`Entry`].
     pub positions: Vec<usize>,
-    /// As in [`Entry`].
+    /// Most probable token of each position, as in [`Entry`].
     pub argmax: Vec<u32>,
-    /// As in [`Entry`].
+    /// Tokens drawn greedily, as in [`Entry`].
     pub greedy: Vec<u32>,
 }
 
-/// What `brigade synth --adapter-of` makes an adapter from.
+/// Arguments of `brigade synth --adapter-of` for an adapter.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AdapterRecipe {
-    /// `--rank`.
+    /// The rank, `--rank`.
     pub rank: usize,
-    /// `--alpha`.
+    /// The scale, `--alpha`.
     pub alpha: f32,
-    /// `--seed`.
+    /// The seed, `--seed`.
     pub seed: u64,
-    /// With which scale it is used.
+    /// Scale with which it is used.
     pub scale: f32,
-    /// As in [`Recipe`].
+    /// Checksum of the file, as in [`Recipe`].
     pub fnv1a: String,
 }
 
@@ -280,12 +280,12 @@ impl AdapterRecipe {
 }
 
 impl Adapted {
-    /// Where the repository's are.
+    /// Folder of the repository's results.
     pub fn folder() -> PathBuf {
         of_tests("data/lora")
     }
 
-    /// Those of the repository.
+    /// Golden results of the repository.
     pub fn repository() -> Self {
         let manifest = std::fs::read_to_string(Self::folder().join("manifest.json")).unwrap();
         serde_json::from_str(&manifest).unwrap()
@@ -295,35 +295,35 @@ impl Adapted {
 /// Models with control vectors together with the logits that llama.cpp computed with them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Steered {
-    /// Models by name.
+    /// Steered models and their results, by name.
     pub models: BTreeMap<String, SteeredEntry>,
 }
 
 /// One model's results with its control vectors.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SteeredEntry {
-    /// How the model is made.
+    /// Recipe of the model.
     pub synth: Recipe,
-    /// Its vectors.
+    /// Recipes of its control vectors.
     pub vectors: Vec<VectorRecipe>,
     /// The first and the last layer that they are for.
     pub layers: [usize; 2],
-    /// As in [`Entry`].
+    /// File of logits, as in [`Entry`].
     pub logits: String,
-    /// As in [`Entry`].
+    /// Positions of the logits, as in [`Entry`].
     pub positions: Vec<usize>,
-    /// As in [`Entry`].
+    /// Most probable token of each position, as in [`Entry`].
     pub argmax: Vec<u32>,
-    /// As in [`Entry`].
+    /// Tokens drawn greedily, as in [`Entry`].
     pub greedy: Vec<u32>,
 }
 
-/// What a control vector is made from.
+/// Recipe of a control vector.
 #[derive(Clone, Debug, Deserialize)]
 pub struct VectorRecipe {
     /// Two seeds, two vectors.
     pub seed: usize,
-    /// With which scale it is used.
+    /// Scale with which it is used.
     pub scale: f32,
 }
 
@@ -350,12 +350,12 @@ impl VectorRecipe {
 }
 
 impl Steered {
-    /// Where the repository's are.
+    /// Folder of the repository's results.
     pub fn folder() -> PathBuf {
         of_tests("data/control_vectors")
     }
 
-    /// Those of the repository.
+    /// Golden results of the repository.
     pub fn repository() -> Self {
         let manifest = std::fs::read_to_string(Self::folder().join("manifest.json")).unwrap();
         serde_json::from_str(&manifest).unwrap()

@@ -17,8 +17,8 @@ pub fn unquantised(golden: &Golden) -> impl Iterator<Item = Named<'_>> {
     golden.models().filter(|(name, entry)| entry.is_f32(name))
 }
 
-/// Of these models the first of each mixture of KV pages, recurrent states and windows: kinds of blocks that remember
-/// something, with windows and without.
+/// The first of these models with each mixture of KV pages, recurrent states and windows. So each kind of block with a
+/// state occurs, with windows and without.
 ///
 /// # Panics
 /// If a file is none of a model that runs here.

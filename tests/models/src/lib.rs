@@ -1,4 +1,4 @@
-//! What tests of models in one process share, with the engine alone below them: golden models, and lines of stages.
+//! Helpers for tests of models in one process, with the engine alone below them: golden models, and lines of stages.
 
 pub mod each;
 pub mod golden;

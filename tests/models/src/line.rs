@@ -60,7 +60,7 @@ pub struct Line {
     uses: Vec<(u32, f32)>,
 }
 
-/// How a test line is cut and computed.
+/// Cuts and devices of a test line.
 #[derive(Clone, Debug)]
 pub struct LineConfig {
     /// First layer of every stage but the first.
@@ -87,7 +87,7 @@ pub struct LineConfig {
     pub control_layers: Option<RangeInclusive<usize>>,
     /// Routed experts of layers before this one lie with the host, beside a GPU.
     pub host_experts: u32,
-    /// When these are sent to the GPU for a ubatch.
+    /// Rule by which these are sent to the GPU for a ubatch.
     pub visits: Visits,
     /// Bytes of the GPU's memory for copies of them.
     pub copies: u64,
@@ -95,7 +95,7 @@ pub struct LineConfig {
     pub own_drafts: bool,
     /// Files of the model's adapters.
     pub adapters: Vec<PathBuf>,
-    /// Those that [`Line::logits`] and [`Line::generate`] use, with their scales.
+    /// Adapters that [`Line::logits`] and [`Line::generate`] use, with their scales.
     pub uses: Vec<(u32, f32)>,
 }
 
@@ -161,7 +161,7 @@ pub fn compared_tables() -> Vec<&'static Kernels> {
         .collect()
 }
 
-/// What makes local workers of a command compute on the table or the GPU that is forced: nothing where none is.
+/// Options of a command so that its local workers compute on the forced table or GPU. Empty where none is forced.
 pub fn kernels_option() -> Vec<&'static str> {
     match (forced(), device_name()) {
         (None, _) => Vec::new(),
@@ -211,7 +211,7 @@ impl Line {
         self.next_id = 0;
     }
 
-    /// The stages.
+    /// Stages of the line, in order.
     pub fn stages(&mut self) -> &mut [Stage] {
         &mut self.stages
     }

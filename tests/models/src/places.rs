@@ -1,8 +1,8 @@
-//! Where things of the repository are, whichever package asks.
+//! Paths within the repository, the same for all packages.
 
 use std::path::{Path, PathBuf};
 
-/// The repository's root.
+/// Root folder of the repository.
 pub fn root() -> PathBuf {
     of_tests("..")
 }

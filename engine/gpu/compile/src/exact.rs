@@ -85,7 +85,7 @@ fn instructions(words: &[u32]) -> impl Iterator<Item = (usize, u32, &[u32])> {
     })
 }
 
-/// A literal string.
+/// Decodes a literal string of an instruction.
 fn text(words: &[u32]) -> String {
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     bytes.take_while(|byte| *byte != 0).map(char::from).collect()

@@ -8,7 +8,7 @@ use ash::vk;
 use crate::error::GpuError;
 use crate::vulkan::logical::Device;
 
-/// What a batch does, in its order.
+/// The actions of a batch, in order.
 #[derive(Default)]
 pub(crate) struct Batch {
     steps: Vec<Step>,
@@ -29,7 +29,7 @@ enum Step {
     KernelBarrier,
     /// A run of a kernel, which is told the next so many bytes of the push constants.
     Run { pipeline: vk::Pipeline, push: usize, groups: [u32; 3] },
-    /// Bytes become zero.
+    /// Sets bytes of a buffer to zero.
     Fill { buffer: vk::Buffer, at: u64, len: u64 },
     /// Bytes of a buffer come to another.
     Copy { from: (vk::Buffer, u64), to: (vk::Buffer, u64), len: u64 },
@@ -41,7 +41,7 @@ impl Batch {
         self.steps.is_empty()
     }
 
-    /// Runs of kernels.
+    /// Number of runs of kernels.
     pub(crate) fn runs(&self) -> usize {
         self.runs
     }

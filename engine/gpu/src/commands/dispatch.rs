@@ -41,7 +41,7 @@ impl Work {
         Self { wanted: Wanted::new(shader, constants), push, len: bytes.len(), groups }
     }
 
-    /// The push constants.
+    /// Bytes of the push constants.
     pub(crate) fn push(&self) -> &[u8] {
         &self.push[..self.len]
     }

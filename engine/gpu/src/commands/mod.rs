@@ -22,25 +22,25 @@ use recorded::Recorded;
 use timeline::Timeline;
 use timer::Timer;
 
-/// How a dispatch stands to the one before it.
+/// Order of a dispatch and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// It runs when all before it are done, and sees what they wrote.
+    /// The dispatch runs when all before it are done, and sees what they wrote.
     After,
-    /// It may run at the same time as the one before it: neither writes what the other uses.
+    /// The dispatch may run at the same time as the one before it: neither writes what the other uses.
     Beside,
 }
 
-/// Dispatches that are handed to the device together after a wait, so that it begins while the host goes on; and later ones
-/// at most: each batch has twice as many as the one before.
+/// Dispatches in the first batch after a wait, few so that the device begins while the host goes on, and most in a
+/// later one. Each batch has twice as many as the one before.
 const FIRST_BATCH: usize = 16;
 const LAST_BATCH: usize = 256;
 
-/// What was gathered and is not done yet.
+/// Commands that were gathered and are not done yet.
 pub(crate) struct Recorder {
     timeline: Timeline,
     layout: vk::PipelineLayout,
-    /// What is handed over next.
+    /// Batch that is handed over next.
     open: Batch,
     /// Runs of kernels that it shall have.
     batch: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Recorder {
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
     staging: Staging,
-    /// [`GpuOptions::timed`].
+    /// Timer of kernels, with [`GpuOptions::timed`].
     timer: Option<Timer>,
 }
 
@@ -103,7 +103,7 @@ impl Recorder {
         self.layout
     }
 
-    /// What was handed over so far.
+    /// Counts of the work handed over so far.
     pub(crate) fn handed(&self) -> Handed {
         Handed { runs: self.runs, batches: self.submitted, recorded: self.recorded.n_recorded() }
     }
@@ -177,7 +177,7 @@ impl Recorder {
     pub(crate) fn copy_chunk(&mut self, chunk: &mut Chunk, len: usize, to: (vk::Buffer, u64)) {
         self.last = None;
         self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
-        // Nobody writes this part of the chunk before the copy is done: the ring waits for the batch (above).
+        // This part of the chunk is not written before the copy is done: the ring waits for the batch (above).
         let from = chunk.filled(len, self.submitted + 1);
         self.open.copy(from, to, len as u64);
         self.owed_barrier = true;
@@ -193,7 +193,7 @@ impl Recorder {
         self.submitted + u64::from(!self.open.is_empty())
     }
 
-    /// Hands over all that was gathered. What comes next begins with a small batch.
+    /// Hands over all that was gathered. The next commands begin with a small batch.
     pub(crate) fn hand_over(&mut self, device: &Device) -> Result<(), GpuError> {
         self.batch = FIRST_BATCH;
         self.submit(device)
@@ -248,7 +248,7 @@ impl Recorder {
         self.timer.as_mut().map_or_else(Vec::new, Timer::take)
     }
 
-    /// Gives everything back.
+    /// Destroys all Vulkan objects that it has.
     ///
     /// # Safety
     /// The device does nothing any more.

@@ -1,7 +1,8 @@
 //! Command buffers, and what is recorded in them: a batch that comes again is handed over again, without being recorded.
 //!
-//! A stage does the same for every ubatch of as many rows: the same kernels on the same memory. What differs, such as tokens,
-//! positions and pages, stands in tables that the host writes before. So most batches of a forward pass have been there before.
+//! A stage does the same for every ubatch of as many rows: the same kernels on the same memory. Differences, such as
+//! tokens, positions and pages, stand in tables that the host writes before. So most batches of a forward pass have
+//! been there before.
 
 use std::collections::HashMap;
 
@@ -20,7 +21,7 @@ pub(crate) struct Recorded {
     /// The layout of all pipelines.
     layout: vk::PipelineLayout,
     buffers: Vec<Buffer>,
-    /// Where batches are that may come again, by their fingerprint.
+    /// Places of the batches that may come again, by their fingerprint.
     found: HashMap<u64, usize>,
     n_recorded: u64,
 }
@@ -38,7 +39,7 @@ impl Recorded {
         Self { pool, layout, buffers: Vec::new(), found: HashMap::new(), n_recorded: 0 }
     }
 
-    /// How many batches were recorded so far; the others were there.
+    /// Number of batches recorded so far; the others used an earlier recording.
     pub(crate) fn n_recorded(&self) -> u64 {
         self.n_recorded
     }
@@ -119,7 +120,7 @@ impl Recorded {
     /// Gives the pool with all its buffers, and the layout, back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses these again.
+    /// The device does nothing any more, and these are not used again.
     pub(crate) unsafe fn destroy(&mut self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe {

@@ -20,7 +20,7 @@ pub(crate) struct Rehearsal {
     turns: Mutex<()>,
 }
 
-/// What a thread would have run.
+/// Runs that a thread noted instead of making them.
 struct Noted {
     thread: ThreadId,
     found: HashSet<Wanted>,

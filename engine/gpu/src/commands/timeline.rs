@@ -1,4 +1,4 @@
-//! How far a device is: a semaphore that counts the batches that are done.
+//! Progress of a device: a semaphore that counts the batches that are done.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,11 @@ const STEP: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy)]
 pub(crate) struct Timeline {
     semaphore: vk::Semaphore,
-    /// How long the device may go without ending a batch.
+    /// Longest time for which the device may go without ending a batch.
     patience: Duration,
 }
 
-/// What was seen of a device while somebody waits for it.
+/// Last progress seen of a device by a thread that waits for it.
 pub(crate) struct Watch {
     done: u64,
     since: Instant,
@@ -35,7 +35,7 @@ impl Timeline {
         Ok(Self { semaphore, patience })
     }
 
-    /// What batches signal with their number when they are done.
+    /// Semaphore that batches signal with their number when they are done.
     pub(crate) fn semaphore(&self) -> vk::Semaphore {
         self.semaphore
     }
@@ -91,7 +91,7 @@ impl Timeline {
     /// Gives the semaphore back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses a copy of this again.
+    /// The device does nothing any more, and no copy of this is used again.
     pub(crate) unsafe fn destroy(&self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe { device.raw.destroy_semaphore(self.semaphore, None) };

@@ -1,4 +1,4 @@
-//! What each kernel takes: the device notes the time behind each run, for whoever measures kernels.
+//! Times of kernels: the device notes the time behind each run, if measurements were asked for.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Timer {
     mask: u64,
     /// The runs of the batch that is gathered, or that was handed over last.
     open: Vec<Key>,
-    /// How often, and how many ticks.
+    /// Runs of each kernel, and their ticks.
     times: HashMap<Key, (u32, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Timer {
         })
     }
 
-    /// Where a batch puts its stamps: one at its start and one behind each run.
+    /// Queries that a batch writes its stamps to: one at its start and one behind each run.
     pub(crate) fn stamps(&self) -> vk::QueryPool {
         self.stamps
     }
@@ -107,7 +107,7 @@ impl Timer {
     /// Gives the stamps back.
     ///
     /// # Safety
-    /// The device does nothing any more, and nobody uses this again.
+    /// The device does nothing any more, and this is not used again.
     pub(crate) unsafe fn destroy(&self, device: &Device) {
         // SAFETY: promised by the caller.
         unsafe { device.raw.destroy_query_pool(self.stamps, None) };

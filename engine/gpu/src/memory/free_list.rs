@@ -1,4 +1,4 @@
-//! Which parts of a slab are free.
+//! The free parts of a slab.
 
 use std::collections::BTreeMap;
 

@@ -23,7 +23,8 @@ pub(crate) fn lasts(purpose: Purpose) -> bool {
     matches!(purpose, Purpose::Weights | Purpose::States)
 }
 
-/// Where memory lies; `apart`: the device has memory of its own, of which the host sees a part or sees it slowly.
+/// Place of memory for a purpose. With `apart`, the device has memory of its own, which the host sees in part or
+/// slowly.
 fn place(purpose: Purpose, apart: bool) -> Place {
     match purpose {
         Purpose::Weights | Purpose::States if apart => Place::Private,
@@ -70,7 +71,7 @@ pub(crate) struct Region {
     pub(crate) address: u64,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// From here on, nobody has used it.
+    /// Bytes from here on were never used.
     pub(crate) untouched: u64,
 }
 
@@ -84,7 +85,7 @@ impl Memory {
         self.used
     }
 
-    /// Finds `len` bytes.
+    /// Finds `len` free bytes, or allocates them.
     pub(crate) fn take(
         &mut self,
         device: &Device,

@@ -25,18 +25,18 @@ unsafe impl Send for Slab {}
 // SAFETY: as above; nothing is changed through a shared slab itself.
 unsafe impl Sync for Slab {}
 
-/// Where memory is, if there is a choice.
+/// Place of memory, where the device offers a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Near the device, and seen by the host.
     Device,
     /// Near the device; the host does not see it.
     Private,
-    /// Where the host reads it fast.
+    /// In the host's memory, where the host reads it fast.
     Host,
 }
 
-/// What the host needs of memory.
+/// Properties of memory that the host can use.
 const HOST: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
     vk::MemoryPropertyFlags::HOST_VISIBLE.as_raw()
         | vk::MemoryPropertyFlags::HOST_COHERENT.as_raw(),
@@ -100,7 +100,7 @@ impl Slab {
     }
 }
 
-/// Where the host sees memory of a kind that it can see ([`HOST`]).
+/// Maps memory of a kind that the host can see ([`HOST`]).
 fn map(device: &Device, memory: vk::DeviceMemory) -> Result<NonNull<u8>, GpuError> {
     let flags = vk::MemoryMapFlags::empty();
     // SAFETY: the memory can be mapped and is not mapped yet.

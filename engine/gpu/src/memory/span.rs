@@ -25,7 +25,7 @@ impl<'a> Span<'a> {
         Self { address, len, of: PhantomData }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -35,7 +35,7 @@ impl<'a> Span<'a> {
         self.len == 0
     }
 
-    /// How many f32 (or u32) there are.
+    /// Length in values of four bytes, f32 or u32.
     ///
     /// # Panics
     /// If the bytes are not whole, aligned values.
@@ -52,7 +52,7 @@ impl<'a> Span<'a> {
         Span::new(address, len)
     }
 
-    /// Where the bytes are on the device.
+    /// Address of the bytes on the device.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -64,7 +64,7 @@ impl<'a> SpanMut<'a> {
         Self { address, len, of: PhantomData }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -74,7 +74,7 @@ impl<'a> SpanMut<'a> {
         self.len == 0
     }
 
-    /// How many f32 (or u32) there are.
+    /// Length in values of four bytes, f32 or u32.
     ///
     /// # Panics
     /// If the bytes are not whole, aligned values.
@@ -112,7 +112,7 @@ impl<'a> SpanMut<'a> {
         SpanMut::new(self.address, self.len)
     }
 
-    /// Where the bytes are on the device.
+    /// Address of the bytes on the device.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }

@@ -1,7 +1,8 @@
 //! Bytes of the host on their way to memory that it does not see, through a ring of chunks that both see: the host fills one while the
 //! device copies another.
 //!
-//! Whoever fills takes a chunk out of the ring, and gives it back when the copy is recorded (`transfer/filling.rs`).
+//! A thread takes a chunk out of the ring to fill it, and gives it back when the copy is recorded
+//! (`transfer/filling.rs`).
 
 use std::collections::VecDeque;
 
@@ -15,15 +16,15 @@ use crate::vulkan::logical::Device;
 pub(crate) const CHUNK: usize = 16 << 20;
 /// Chunks of the ring. There are more while several threads fill some.
 const CHUNKS: usize = 3;
-/// What is filled begins at a multiple of this, a cache line.
+/// Alignment of each filled range: a cache line.
 const LINE: usize = 64;
 
 /// The ring; its chunks are made when they are first filled.
 #[derive(Default)]
 pub(crate) struct Staging {
-    /// The chunk that is filled next, if nobody has it.
+    /// The chunk that is filled next, unless a thread has it.
     open: Option<Chunk>,
-    /// Those that are full, the oldest first.
+    /// Full chunks, the oldest first.
     full: VecDeque<Chunk>,
 }
 

@@ -1,5 +1,6 @@
-//! Small tables for the device. Those of a thread belong to its next milestone, and live until that was waited for, whatever else is
-//! brought meanwhile: by other threads, which may compute stages of their own on the device, or for later work of this one.
+//! Small tables for the device. The tables of a thread belong to its next milestone, and live until that was waited
+//! for. Other tables may be brought meanwhile: by other threads, which may compute stages of their own on the device,
+//! or for later work of this one.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
@@ -15,7 +16,7 @@ const CHUNK: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Uploads {
     of_threads: HashMap<ThreadId, Tables>,
-    /// Those that work on its way reads, with the batch that the last of it is in.
+    /// Chunks that handed-over work reads, with the number of the last batch of that work.
     handed: Vec<(u64, Vec<Slab>)>,
     free: Vec<Slab>,
 }

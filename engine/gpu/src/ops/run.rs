@@ -15,8 +15,8 @@ use crate::error::GpuError;
 use crate::operands::OnGpu;
 
 impl Gpu {
-    /// Whether it has a kernel for an op: products read weights of its own memory; it may lack what computes in f64, and it has
-    /// room for so many heads of an index.
+    /// Whether the device has a kernel for an op. Products read weights of its own memory. It may lack f64, and an
+    /// index may have only so many heads.
     pub fn supports(&self, op: &Op<'_, Anywhere>) -> bool {
         match op {
             Op::Products(op) => {
@@ -34,7 +34,7 @@ impl Gpu {
         }
     }
 
-    /// Records an op.
+    /// Records an op, which the device runs later.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where it needs memory of its own, and the device has no room.

@@ -21,7 +21,7 @@ const HEAD: usize = 24;
 /// Bytes of Vulkan's header: its length, its version, vendor, device, and the cache's UUID.
 const VULKAN_HEAD: usize = 32;
 
-/// Where a device's kernels are kept.
+/// The file in which a device's kernels are kept.
 pub(crate) struct CacheFile {
     path: PathBuf,
     identity: Identity,
@@ -91,7 +91,7 @@ impl CacheFile {
     }
 }
 
-/// What follows a head that fits it.
+/// Data behind a head that fits the device.
 fn open(file: &[u8]) -> Option<&[u8]> {
     let (head, data) = file.split_at_checked(HEAD)?;
     let number = |at: usize| head.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
@@ -100,7 +100,7 @@ fn open(file: &[u8]) -> Option<&[u8]> {
     whole.then_some(data)
 }
 
-/// FNV-1a, against accidents.
+/// FNV-1a of the data, which detects accidental damage.
 fn checksum(bytes: &[u8]) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325;
     bytes.iter().fold(start, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))

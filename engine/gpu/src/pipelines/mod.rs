@@ -20,7 +20,7 @@ use shader::Shader;
 /// Most specialization constants of a kernel.
 const MAX_CONSTANTS: usize = 16;
 
-/// How soon after the file was written it may be written again, while kernels are used for the first time.
+/// Least time between two writes of the file, while kernels are used for the first time.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
 
 /// A kernel with its specialization constants.
@@ -62,7 +62,7 @@ impl Hash for Wanted {
     }
 }
 
-/// What makes pipelines; any thread may, at any time.
+/// A maker of pipelines, which any thread may use at any time.
 #[derive(Clone, Copy)]
 pub(crate) struct Maker {
     cache: vk::PipelineCache,
@@ -98,12 +98,12 @@ impl Pipelines {
         Ok(Self { made: HashMap::new(), maker, file, unsaved: 0, saved: None })
     }
 
-    /// What makes further ones.
+    /// A maker of further pipelines.
     pub(crate) fn maker(&self) -> Maker {
         self.maker
     }
 
-    /// How many were made.
+    /// Number of pipelines.
     pub(crate) fn len(&self) -> usize {
         self.made.len()
     }
@@ -159,7 +159,7 @@ impl Pipelines {
         (self.unsaved, self.saved) = (0, Some(Instant::now()));
     }
 
-    /// Gives everything back.
+    /// Destroys all pipelines, and the cache.
     ///
     /// # Safety
     /// The device does nothing any more.

@@ -4,9 +4,9 @@ use crate::vulkan::facts::FloatControls;
 
 /// A kernel: a static beside the op that runs it.
 pub(crate) struct Shader {
-    /// Its name: that of its file.
+    /// Name of the shader's file.
     pub(crate) name: &'static str,
-    /// Its SPIR-V.
+    /// Bytes of its SPIR-V.
     pub(crate) code: &'static [u8],
 }
 
@@ -36,7 +36,7 @@ const SIGNED_ZERO_INF_NAN_PRESERVE: (u32, u32) = (4466, 4461);
 const ROUNDING_MODE_RTE: (u32, u32) = (4467, 4462);
 
 impl Shader {
-    /// Its words, with the modes of f32 arithmetic that the device can be held to.
+    /// Words of its SPIR-V, with the modes of f32 arithmetic that the device can be held to.
     pub(crate) fn words(&self, controls: FloatControls) -> Vec<u32> {
         let words = self.code.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let words: Vec<u32> = words.collect();

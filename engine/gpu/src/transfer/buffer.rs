@@ -54,10 +54,10 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// A buffer for as long as a model lives, whose bytes `fill` makes where the device has them from: in the buffer, where the host
-    /// sees it, else in a part of what is on its way while the device copies another. `fill` is called for one range of bytes
-    /// after the other, whole pieces of `piece` bytes, and writes all of each. What was there is anything, and may be slow to read,
-    /// or to write but line by line: it is not to be read.
+    /// A buffer for as long as a model lives, whose bytes `fill` makes. It makes them in the buffer, where the host
+    /// sees that. Otherwise it makes them in a chunk, while the device copies another chunk to the buffer. `fill` is
+    /// called for one range of bytes after the other, whole pieces of `piece` bytes, and writes all of each. It must
+    /// not read the memory: the old bytes mean nothing, and reading or scattered writing may be slow.
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
@@ -101,7 +101,7 @@ impl Gpu {
 }
 
 impl GpuBuffer {
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -111,7 +111,7 @@ impl GpuBuffer {
         self.len == 0
     }
 
-    /// Where it is on the device. It tells buffers apart that are there at the same time.
+    /// Address on the device. It differs between buffers that exist at the same time.
     pub fn address(&self) -> u64 {
         self.region.address
     }

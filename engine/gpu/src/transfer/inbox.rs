@@ -1,5 +1,5 @@
-//! What the host computes in the middle of a device's work: values that it gets while the device goes on, and memory that it writes
-//! to for what the device does next.
+//! Exchange with the host in the middle of a device's work: values that the host gets while the device goes on, and
+//! memory that it fills for the device's next ops.
 
 use super::buffer::GpuBuffer;
 use super::milestone::Fetch;

@@ -13,13 +13,13 @@ use crate::memory::span::Span;
 pub struct Milestone {
     gpu: Gpu,
     batch: u64,
-    /// What somebody who looks at times saw of the device.
+    /// Last progress seen of the device, when a thread looks from time to time.
     watch: Option<Watch>,
 }
 
 /// Bytes on their way to the host. They are there when what was recorded up to now is done; the device may be at work then.
 pub struct Fetch {
-    /// Nobody else has it, so that no later command writes to it.
+    /// Buffer with the results. It has no other user, so that no later command writes to it.
     buffer: GpuBuffer,
     batch: u64,
 }

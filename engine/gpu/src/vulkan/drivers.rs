@@ -1,22 +1,22 @@
 //! Drivers that are known to be bad, and what is done about each.
 //!
-//! An entry names where the trouble is described. What computes other bits is found by the engine's test at start; here stands
-//! what a test could not survive, or what would not show in one.
+//! An entry names where the trouble is described. The engine's test at start finds drivers that compute other bits. The
+//! drivers here are those that would crash such a test, or would pass it.
 
 use ash::vk::{DriverId, PhysicalDeviceType};
 
-/// What is known of a driver.
+/// Judgement of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing bad.
+    /// The driver has no known fault.
     Good,
-    /// Its matrix units are neither used nor asked for, and this is why.
+    /// The driver's matrix units are neither used nor asked for, for this reason.
     NoUnits(&'static str),
-    /// It is not used, and this is why.
+    /// The driver is not used, for this reason.
     Refused(&'static str),
 }
 
-/// What is known of the driver `id` of a device of this kind.
+/// Judgement of the driver `id` of a device of this kind.
 pub(crate) fn verdict(id: DriverId, kind: PhysicalDeviceType) -> Verdict {
     match (id, kind) {
         (DriverId::MESA_DOZEN, _) => Verdict::Refused(

@@ -1,4 +1,4 @@
-//! What a device says of itself.
+//! Facts of a device, as it states them.
 
 use std::ffi::CStr;
 
@@ -8,24 +8,24 @@ use super::drivers::{Verdict, verdict};
 use super::instance::Instance;
 use crate::error::GpuError;
 
-/// What a device is and can do.
+/// Names, memory and features of a device.
 #[derive(Clone, Debug)]
 pub struct GpuFacts {
-    /// The device's name.
+    /// Name of the device.
     pub name: String,
-    /// The driver's name.
+    /// Name of the driver.
     pub driver: String,
     /// The driver's version, in its own words.
     pub driver_version: String,
     /// The Vulkan version, as `1.3.230`.
     pub api_version: String,
-    /// What sort of device it is.
+    /// Kind of the device.
     pub kind: GpuKind,
     /// Bytes of its own memory.
     pub device_bytes: u64,
     /// Bytes of its own memory that the host can write: all of it, or a small window.
     pub visible_bytes: u64,
-    /// Bytes of its own memory that nobody uses now; all of them where the driver does not say.
+    /// Free bytes of its own memory at present; all of them where the driver does not say.
     pub free_bytes: u64,
     /// Invocations that run together.
     pub subgroup_size: u32,
@@ -37,9 +37,9 @@ pub struct GpuFacts {
     pub float64: bool,
     /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
     pub matrices: Vec<MatrixShape>,
-    /// Why its matrix units are left alone, where that is the driver's fault.
+    /// Reason why its matrix units are left alone, where that is a fault of the driver.
     pub no_units: Option<&'static str>,
-    /// Why it is not used at all: what is known of its driver.
+    /// Reason why it is not used at all: a known fault of its driver.
     pub refused: Option<&'static str>,
     pub(crate) limits: Limits,
 }
@@ -53,9 +53,9 @@ pub enum GpuKind {
     Integrated,
     /// Lent by a virtual machine's host.
     Virtual,
-    /// The processor itself.
+    /// The processor itself, through a driver in software.
     Software,
-    /// Another sort.
+    /// A device of another kind.
     Other,
 }
 
@@ -78,7 +78,7 @@ pub struct MatrixShape {
     pub m: u32,
     /// Columns of the result.
     pub n: u32,
-    /// What is summed over.
+    /// Length of the sums.
     pub k: u32,
     /// Type of both factors.
     pub factors: MatrixType,
@@ -89,21 +89,21 @@ pub struct MatrixShape {
 /// Type of a matrix unit's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixType {
-    /// Half precision.
+    /// 16-bit floats (half precision).
     F16,
-    /// Single precision.
+    /// 32-bit floats (single precision).
     F32,
-    /// Signed bytes.
+    /// Signed 8-bit integers.
     I8,
-    /// Unsigned bytes.
+    /// Unsigned 8-bit integers.
     U8,
-    /// Signed words.
+    /// Signed 32-bit integers.
     I32,
-    /// Any other.
+    /// Any other type.
     Other,
 }
 
-/// What the runtime asks before it creates something.
+/// Limits that the runtime checks before it creates something.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// Most bytes of one allocation.
@@ -112,7 +112,7 @@ pub(crate) struct Limits {
     pub(crate) subgroup: u32,
     /// Ways of rounding and of subnormals that kernels can be told to keep.
     pub(crate) controls: FloatControls,
-    /// Who made the device, which it is, and its driver: what compiled kernels depend on.
+    /// Identity of device and driver, which compiled kernels depend on.
     pub(crate) identity: Identity,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct FloatControls {
     pub(crate) round_to_even: bool,
 }
 
-/// What compiled kernels depend on.
+/// Identity of device and driver, which compiled kernels depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) vendor: u32,
@@ -161,8 +161,8 @@ impl GpuFacts {
         shapes.max_by_key(|shape| shape.m * shape.n * shape.k).copied()
     }
 
-    /// What the bits of its f16 matrix units depend on, in words: maker, device, driver, shape. Two devices of the same words
-    /// compute the same bits with `--fast-math`.
+    /// Identity of the f16 matrix units, on which their bits depend: maker, device, driver and shape. Two devices of
+    /// the same identity compute the same bits with `--fast-math`.
     pub fn f16_identity(&self) -> String {
         let Identity { vendor, device, driver_uuid, .. } = self.limits.identity;
         let (driver, shape) = (self.driver_text(), self.f16_units());
@@ -174,7 +174,7 @@ impl GpuFacts {
         format!("{} {}", self.driver, self.driver_version)
     }
 
-    /// Asks a device.
+    /// Asks a device for its facts.
     pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Self, GpuError> {
         let mut driver = vk::PhysicalDeviceVulkan12Properties::default();
         let mut sizes = vk::PhysicalDeviceVulkan13Properties::default();
@@ -249,7 +249,7 @@ impl GpuFacts {
 pub(crate) struct Heaps {
     device: u64,
     visible: u64,
-    /// What nobody uses of the largest.
+    /// Free bytes of the largest heap.
     pub(crate) free: u64,
 }
 
@@ -315,11 +315,11 @@ fn matrices(instance: &Instance, device: vk::PhysicalDevice) -> Vec<MatrixShape>
 
 /// Features that matrix units ask for.
 struct UnitFeatures {
-    /// There are units. A driver may know the extension and have none for this device.
+    /// Whether there are matrix units. A driver may know the extension and have none for this device.
     units: bool,
     /// Kernels can be held to Vulkan's memory model, with atomics that the whole device sees.
     orders_memory: bool,
-    /// Kernels have f16.
+    /// Whether kernels can use f16.
     halves: bool,
 }
 

@@ -6,14 +6,14 @@ use ash::{khr, vk};
 
 use crate::error::GpuError;
 
-/// A loaded Vulkan. Everything else is had from it and goes before it.
+/// A loaded Vulkan, from which everything else is created. Everything else is had from it and goes before it.
 pub(crate) struct Instance {
     pub(crate) raw: ash::Instance,
     pub(crate) entry: ash::Entry,
 }
 
 impl Instance {
-    /// Loads Vulkan.
+    /// Loads the Vulkan library, and creates an instance.
     pub(crate) fn new() -> Result<Self, GpuError> {
         // SAFETY: the library is the system's Vulkan loader, whose initialisation has no preconditions.
         let entry = unsafe { ash::Entry::load() }.map_err(|e| GpuError::NoLoader(e.to_string()))?;

@@ -90,7 +90,7 @@ impl Case {
         assert_same(what, &values_of(&out), &want);
     }
 
-    /// What is unusual of it, for either side.
+    /// The model's changes to attention, for the host or for the GPU.
     fn variant<'a, L>(
         &self,
         sinks: &'a Vector,

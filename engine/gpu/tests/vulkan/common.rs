@@ -1,4 +1,4 @@
-//! What the tests of all families share.
+//! Helpers that the tests of all families share.
 
 use brigade_engine::kernels::{Compute, select};
 use brigade_gpu::{Gpu, GpuBuffer, GpuKind, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
@@ -48,8 +48,8 @@ pub fn all_pairs(gpu: &Gpu) -> bool {
     !is_slow || std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some()
 }
 
-/// Of lists of shapes, each for another kernel, those that type number `i` is tested with: all, or without [`all_pairs`] one,
-/// in turn.
+/// Shapes with which type number `i` is tested, from lists of shapes of which each uses another kernel. With
+/// [`all_pairs`] these are all; without, one of each list in turn.
 pub fn shapes_in_turn<'a, T>(
     gpu: &Gpu,
     i: usize,

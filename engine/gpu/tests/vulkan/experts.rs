@@ -26,7 +26,7 @@ fn numbers(gpu: &Gpu, list: Span<'_>) -> Vec<u32> {
     floats(gpu, list).into_iter().map(f32::to_bits).collect()
 }
 
-/// What a router may give: a few values, so that many are the same, or any.
+/// Scores of a router: of a few values, so that many are equal, or of any.
 fn probs(random: &mut Random, n: usize, is_coarse: bool) -> Vec<f32> {
     let value =
         |random: &mut Random| if is_coarse { random.below(5) as f32 / 4.0 } else { random.value() };
@@ -337,7 +337,7 @@ fn rows_of_a_table_are_added_by_a_list() {
     }
 }
 
-/// What adapters do: products of the pairs of some rows, in and out of a few columns, are added to those of all pairs.
+/// Products of the pairs of some rows, through a few columns, are added to those of all pairs, as adapters do.
 #[test]
 fn pairs_of_some_rows_are_multiplied_by_themselves() {
     let Some(gpu) = gpu() else { return };

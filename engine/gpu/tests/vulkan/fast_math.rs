@@ -31,11 +31,11 @@ fn types_with_rows() -> impl Iterator<Item = ((GgmlType, W), usize)> {
     types().zip(N_ROWS.into_iter().cycle())
 }
 
-/// How far all values together may be, by their norm.
+/// Bound on the error of all values together, relative to their norm.
 const FAR: f64 = 1e-3;
 
-/// How far each value may be, by the norms of its two rows: both factors are rounded to 11 bits, by devices that cut off to
-/// 10, so that their product is off by 2^-9 at most.
+/// Bound on the error of each value, relative to the norms of its two rows. Both factors are rounded to 11 bits, on
+/// some devices cut off to 10, so that their product is off by 2^-9 at most.
 const FAR_OF_NORMS: f64 = 2e-3;
 
 /// Weights of random bits, block by block; blocks with values that are no numbers, or that f32 may not hold times 2^7, are
@@ -266,7 +266,7 @@ fn weights_that_are_no_numbers_show() {
     }
 }
 
-/// What f16 has not, and few rows, have the same bits as without fast math.
+/// Products of types that f16 units do not take, and of few rows, have the bits of those without fast math.
 #[test]
 fn other_products_keep_their_bits() {
     let Some(gpu) = fast_gpu() else { return };

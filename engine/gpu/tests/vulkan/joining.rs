@@ -91,7 +91,7 @@ fn a_function_and_the_blocks_of_it_are_one_run() {
     }
 }
 
-/// What the first op writes must be there for others, and what the second one reads must be what the first one wrote.
+/// The second op must read the rows that the first one wrote, and other ops must find them too.
 #[test]
 fn what_does_not_belong_together_is_not_joined() {
     let Some(gpu) = gpu() else { return };

@@ -311,8 +311,8 @@ fn a_nan_or_infinity_shows_in_every_output_of_its_row_and_in_no_other() {
     }
 }
 
-/// Weights that are packed to a GPU's memory are those that are packed to the host's: where the host sees that memory, and where it
-/// fills chunks that are copied; and whatever was there before.
+/// Weights packed to a GPU's memory are those packed to the host's, whatever the memory held before. This holds for
+/// memory that the host sees, and for chunks that are copied.
 #[test]
 fn weights_are_packed_to_used_memory_as_to_new() {
     let Some(seen) = gpu() else { return };

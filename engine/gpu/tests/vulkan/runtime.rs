@@ -118,7 +118,8 @@ fn bytes_come_to_memory_that_the_host_does_not_see_and_back() {
     gpu.finish().unwrap();
 }
 
-/// What is filled piece by piece, from several threads at once, more than the ring has, and pieces that are larger than a chunk.
+/// The test fills a buffer from several threads at once, with more bytes than the ring has, and with pieces larger than
+/// a chunk.
 #[test]
 fn bytes_are_filled_piece_by_piece() {
     let options = GpuOptions { apart: true, ..GpuOptions::default() };
@@ -161,7 +162,7 @@ fn bytes_are_filled_piece_by_piece() {
     apart.finish().unwrap();
 }
 
-/// What a thread brought stays while others finish their work.
+/// Bytes that a thread brought stay while other threads finish their work.
 #[test]
 fn uploads_of_a_thread_stay_whoever_else_finishes() {
     let Some(gpu) = gpu() else { return };
@@ -290,7 +291,7 @@ fn a_part_ends_within_its_span() {
     let _ = buffer.span().part(8..20);
 }
 
-/// What the host needs to tell a GPU of one kernel, without waiting for it.
+/// Time that the host needs to tell a GPU of one kernel, without waiting for it.
 #[test]
 #[ignore = "prints a time"]
 fn recording_an_op_takes_so_long() {

@@ -229,7 +229,7 @@ fn convolutions_with_taps_apart_and_what_they_leave() {
         for parts in [
             vec![part(2, 2, 0, 1)],
             vec![part(1, 1, 0, 3), part(0, 0, 3, 20), part(3, 3, 23, 0)],
-            // Read in a slot that nobody writes.
+            // Read in a slot that no part writes.
             vec![part(2, 1, 0, 1), part(2, 3, 1, 20)],
         ] {
             let scan_parts: Vec<ScanPart> = parts

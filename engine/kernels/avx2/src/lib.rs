@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 use brigade_kernels::Kernels;
 use brigade_kernels::lanes::{LANES, Op, Simd, chained, x86};
 
-/// The table.
+/// All kernels, compiled for AVX2 and FMA.
 pub static TABLE: Kernels = Kernels::of::<Avx2>();
 
 /// Lanes of AVX2 alone.
@@ -56,8 +56,8 @@ macro_rules! both {
     ($f:path; $($arg:expr),+) => { isa!(Two($f($($arg.0),+), $f($($arg.1),+))) };
 }
 
-/// The body once for each `v < n`, at most eight times, written out: the compiler leaves such loops rolled
-/// up, which costs a bounds check and a jump for every few products. It is short: what is written out is compiled eight times.
+/// Writes the body out once for each `v < n`, at most eight times. The compiler leaves such loops rolled up, which
+/// costs a bounds check and a jump for every few products. The body should be short: it is compiled eight times.
 macro_rules! unrolled {
     ($v:ident < $n:expr => $body:block) => {
         unrolled!(@ $v $n, $body, 0 1 2 3 4 5 6 7)
@@ -130,7 +130,7 @@ impl<const VNNI: bool> Lanes<VNNI> {
         acc
     }
 
-    /// As [`Lanes::add_dots`], of weights that fill the byte.
+    /// As [`Lanes::add_dots`], for weights that use all eight bits.
     #[inline(always)]
     fn add_signed<const T: usize, const N: usize>(
         self,
@@ -171,7 +171,7 @@ impl<const VNNI: bool> Lanes<VNNI> {
         })
     }
 
-    /// As [`Lanes::dot`] for weights stored with 128 added.
+    /// As [`Lanes::dot`], for weights stored with 128 added.
     #[inline(always)]
     fn dot_signed(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
         if const { VNNI } {

@@ -10,7 +10,7 @@
 use brigade_kernels::Kernels;
 use brigade_kernels::lanes::{LANES, Op, Simd, x86};
 
-/// What is between `lanes.rs` and the machine.
+/// Parts of `lanes.rs` that depend on the machine: imports, detection, and enabled features.
 macro_rules! on {
     (import) => {
         use std::arch::x86_64::*;
@@ -34,5 +34,5 @@ macro_rules! on {
 mod lanes;
 pub use lanes::Avx512;
 
-/// The table.
+/// All kernels, compiled for AVX-512.
 pub static TABLE: Kernels = Kernels::of::<Avx512>();

@@ -9,5 +9,5 @@ use std::sync::LazyLock;
 use brigade_kernels::Kernels;
 use brigade_kernels_avx2::{AvxVnni, TABLE as AVX2};
 
-/// The table.
+/// The table of AVX2, with products compiled for AVX-VNNI.
 pub static TABLE: LazyLock<Kernels> = LazyLock::new(|| Kernels::with_products_of::<AvxVnni>(&AVX2));

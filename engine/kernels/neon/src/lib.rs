@@ -9,7 +9,7 @@ use std::arch::asm;
 use brigade_kernels::Kernels;
 use brigade_kernels::lanes::{LANES, Op, Simd};
 
-/// The table.
+/// All kernels, compiled for NEON.
 pub static TABLE: Kernels = Kernels::of::<Neon>();
 
 /// Proof that this CPU has the instructions of this file.

@@ -3,5 +3,5 @@
 use brigade_kernels::Kernels;
 use brigade_kernels::lanes::Scalar;
 
-/// The table.
+/// All kernels, compiled for plain scalar code.
 pub static TABLE: Kernels = Kernels::of::<Scalar>();

@@ -5,7 +5,7 @@
 
 use brigade_kernels::lanes::{LANES, Op, Simd, x86};
 
-/// What is between `lanes.rs` and the operations in software.
+/// Parts of `lanes.rs` that depend on the machine: here, operations in software.
 macro_rules! on {
     (import) => {
         use super::operations::*;
@@ -29,6 +29,6 @@ mod lanes;
 
 pub use lanes::Avx512;
 
-/// The table.
+/// All kernels, compiled for 512-bit operations in software.
 #[cfg(feature = "table")]
 pub static TABLE: brigade_kernels::Kernels = brigade_kernels::Kernels::of::<Avx512>();

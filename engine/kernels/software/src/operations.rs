@@ -13,13 +13,13 @@ pub(super) use std::arch::x86_64::{
     _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
 };
 
-/// Sixteen f32.
+/// Sixteen f32 lanes of a 512-bit register.
 #[allow(non_camel_case_types, reason = "named as in the instruction set")]
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct __m512([f32; 16]);
 
-/// Sixteen i32.
+/// Sixteen i32 lanes of a 512-bit register.
 #[allow(non_camel_case_types, reason = "named as in the instruction set")]
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -99,7 +99,7 @@ operations! {
     _mm512_permute_ps<const ORDER>(v: __m512) -> __m512 {
         __m512(each(|i| v.0[i / 4 * 4 + (ORDER >> (i % 4 * 2) & 3) as usize]))
     }
-    // Out of range, where the instruction gives the least integer, nobody looks.
+    // Results out of range, where the instruction gives the least integer, are not read.
     _mm512_cvtps_epi32(v: __m512) -> __m512i { __m512i(v.0.map(|x| x.round_ties_even() as i32)) }
     _mm512_cvtepi32_ps(v: __m512i) -> __m512 { __m512(v.0.map(|x| x as f32)) }
     _mm512_cvtepu8_epi32(v: __m128i) -> __m512i { { let v: [u8; 16] = cast(v); __m512i(v.map(i32::from)) } }

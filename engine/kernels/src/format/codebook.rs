@@ -11,7 +11,7 @@ use brigade_quant::{
     BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockNvfp4, FP4_TABLE, IQ4_TABLE, NO_SCALE,
 };
 
-/// What is added to [`FP4_TABLE`].
+/// Added to the entries of [`FP4_TABLE`].
 const E2M1_SHIFT: u32 = 4;
 
 /// A table with `offset` added to each entry, as unsigned bytes.

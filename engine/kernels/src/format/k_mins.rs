@@ -16,7 +16,7 @@ use brigade_quant::{BlockQ4K, BlockQ5K};
 
 /// d, dmin and three words.
 const HEAD: usize = 16 * LANES;
-/// Where the words begin.
+/// Offset of the words in a panel.
 const WORDS: usize = 4 * LANES;
 const WORD: usize = 4 * LANES;
 
@@ -101,7 +101,7 @@ impl PanelFormat for Q4K {
     }
 }
 
-/// As [`Q4K`] with a fifth bit from `qh`, whose bit `b` belongs to block `b`.
+/// [`Q4K`] with a fifth bit from `qh`, whose bit `b` belongs to block `b`.
 pub(crate) struct Q5K;
 
 impl PanelFormat for Q5K {

@@ -39,14 +39,14 @@ pub(crate) const VECTORS: usize = BLOCK / 4;
 /// Most scales (or minima) that a unit has for one row.
 pub(crate) const MAX_SCALES: usize = 16;
 
-/// How a code becomes a signed integer.
+/// Conversion of a code to a signed integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offset {
-    /// It is one.
+    /// The code is a signed integer already.
     None,
-    /// By subtracting `1 << n`.
+    /// The integer is the code minus `1 << n`.
     Shift(u32),
-    /// By subtracting 128: codes fill the byte.
+    /// The integer is the code minus 128: codes use all eight bits.
     Signed,
 }
 
@@ -65,7 +65,7 @@ impl Offset {
 pub(crate) struct Scales<S: Simd, const N: usize = MAX_SCALES> {
     /// Factor of block (or half block) `i`.
     pub(crate) scale: [S::F; N],
-    /// What is added to every element of block (or half block) `i`.
+    /// Added to every element of block (or half block) `i`.
     pub(crate) min: [S::F; N],
 }
 
@@ -90,9 +90,9 @@ pub(crate) trait PanelFormat: 'static {
     const HALVES: bool;
     /// Whether there are minima.
     const MINS: bool;
-    /// How codes become integers.
+    /// Conversion of codes to integers.
     const OFFSET: Offset;
-    /// The greatest code.
+    /// The greatest code of an element.
     const MAX_CODE: u8;
 
     /// Bytes of a record.
@@ -108,9 +108,9 @@ pub(crate) trait PanelFormat: 'static {
 
 /// A use of one format, whichever it is; see [`with_format`].
 pub(crate) trait FormatVisitor {
-    /// What it returns.
+    /// Result of the use.
     type Out;
-    /// The use.
+    /// Uses the format `Q`.
     fn visit<Q: PanelFormat>(self) -> Self::Out;
 }
 
@@ -124,7 +124,8 @@ pub(crate) fn with_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<
     })
 }
 
-/// As [`with_format`] for what multiplies panels: types that are packed alike share one kernel.
+/// As [`with_format`], with the format whose kernel multiplies the panels: types that are packed alike share one
+/// kernel.
 #[inline(always)]
 pub(crate) fn with_kernel_format<V: FormatVisitor>(ty: GgmlType, visitor: V) -> Option<V::Out> {
     Some(match ty {

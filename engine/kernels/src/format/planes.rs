@@ -65,13 +65,13 @@ fn pack<const BITS: usize>(codes: &Codes, shift: u32, out: &mut [u8]) {
     }
 }
 
-/// Whole bytes.
+/// Codes as whole bytes.
 #[inline]
 pub(super) fn pack_bytes(codes: &Codes, out: &mut [u8]) {
     pack::<8>(codes, 0, out);
 }
 
-/// The low nibbles.
+/// The low four bits of the codes, two to a byte.
 #[inline]
 pub(super) fn pack_nibbles(codes: &Codes, out: &mut [u8]) {
     pack::<4>(codes, 0, out);

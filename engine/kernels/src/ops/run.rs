@@ -8,7 +8,7 @@ use super::kv::pooling::Pooling;
 use crate::compute::Compute;
 
 impl Compute {
-    /// Runs an op.
+    /// Runs an op on the host.
     ///
     /// # Panics
     /// If its shapes disagree; and for products of all experts in one, which the host has not.

@@ -36,7 +36,7 @@ impl<'a, T> Rows<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
 
-    /// Where row `row` begins, for whoever writes parts of rows: nothing is borrowed.
+    /// Pointer to the start of row `row`, for writers of parts of rows. Nothing is borrowed.
     ///
     /// # Panics
     /// If there are fewer.

@@ -1,4 +1,4 @@
-//! Which kernels this machine can run: the tables of this build, and the choice of one by name.
+//! The kernels that this machine can run: the tables of this build, and the choice of one by name.
 //!
 //! Each table is a crate of its own over the generic kernels of `brigade-kernels`, so that they are compiled beside each
 //! other.

@@ -6,5 +6,5 @@ use brigade_kernels::lanes::Unfused;
 use brigade_kernels::{Kernels, NUMERICS_UNFUSED};
 use brigade_kernels_avx512::Avx512;
 
-/// The table.
+/// All kernels without fused steps, compiled for AVX-512.
 pub static TABLE: Kernels = Kernels::of::<Unfused<Avx512>>().with_numerics(NUMERICS_UNFUSED);

@@ -6,5 +6,5 @@ use brigade_kernels::lanes::Unfused;
 use brigade_kernels::{Kernels, NUMERICS_UNFUSED};
 use brigade_kernels_neon::Neon;
 
-/// The table.
+/// All kernels without fused steps, compiled for NEON.
 pub static TABLE: Kernels = Kernels::of::<Unfused<Neon>>().with_numerics(NUMERICS_UNFUSED);

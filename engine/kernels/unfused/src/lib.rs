@@ -1,7 +1,7 @@
-//! What GPUs compute, in plain lanes: no fused step, so that every product is rounded before it is added.
+//! The numerics of GPUs in plain lanes. No step is fused: every product is rounded before it is added.
 
 use brigade_kernels::lanes::{Scalar, Unfused};
 use brigade_kernels::{Kernels, NUMERICS_UNFUSED};
 
-/// The table.
+/// All kernels without fused steps, compiled for plain scalar code.
 pub static TABLE: Kernels = Kernels::of::<Unfused<Scalar>>().with_numerics(NUMERICS_UNFUSED);

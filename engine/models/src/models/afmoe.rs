@@ -20,7 +20,7 @@ use crate::read::decoder::{
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
 
-/// Of so many layers of afmoe, the last is not rotated.
+/// Period of layers in afmoe, the last of which is not rotated.
 const UNROTATED: usize = 4;
 /// Epsilon of muse-glimmer's norms behind blocks.
 const POST_EPS: f32 = 1e-8;

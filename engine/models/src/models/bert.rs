@@ -25,7 +25,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     Ok(ModelSpec { skeleton: Skeleton { learned_positions: true, ..spec.skeleton }, ..spec })
 }
 
-/// Rotation, SwiGLU.
+/// nomic-bert: BERT with rotation and SwiGLU.
 pub(super) fn describe_nomic(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, Rotation::Model, |il, attention| {
         Ok((attention, decoder::dense(hp, il, Activation::SwiGlu)?))

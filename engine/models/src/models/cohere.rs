@@ -107,7 +107,7 @@ fn layer(eps: f32, attention: AttentionSpec, ffn: BlockKind) -> LayerSpec {
     LayerSpec { blocks: vec![attention, ffn] }
 }
 
-/// What stands around the layers.
+/// Adds the parts around the layers.
 fn around(hp: &Hparams<'_>, spec: ModelSpec) -> Result<ModelSpec, ModelError> {
     let logit_scale = hp.f32("logit_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
     Ok(ModelSpec {

@@ -58,7 +58,7 @@ fn ropes(hp: &Hparams<'_>, head_dim: usize) -> Result<[RopeSpec; 2], ModelError>
     Ok([RopeSpec { freq_base, attn_factor, ..of_file }, plain])
 }
 
-/// What the attention of all layers has in common, and how many positions an entry of each stands for.
+/// Keys of the attention that all layers share, and the positions of an entry for each layer.
 struct Attention {
     n_head: Vec<usize>,
     head_dim: usize,

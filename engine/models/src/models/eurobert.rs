@@ -18,7 +18,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     decoder::model(hp, eps, decoder::rope(hp, RopeLayout::Neox)?, layer)
 }
 
-/// Llama itself.
+/// Llama as an encoder, without changes.
 pub(super) fn describe_llama(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     encoder::of_decoder(hp, llama::describe(hp)?)
 }

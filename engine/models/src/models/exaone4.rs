@@ -16,7 +16,7 @@ use brigade_shapes::RopeLayout;
 
 /// Layers of the model with windows.
 const WINDOWED: usize = 64;
-/// Its window where the file does not say.
+/// Window where the file does not state one.
 const WINDOW: u32 = 4096;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

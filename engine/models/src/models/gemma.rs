@@ -84,7 +84,7 @@ pub(super) fn layer(
     Ok(decoder::layer_with_post_norms(eps, before, attention, ffn, after))
 }
 
-/// What stands around the layers.
+/// Adds the parts around the layers.
 pub(super) fn around(spec: ModelSpec, softcap: Option<f32>) -> Result<ModelSpec, ModelError> {
     let embedding_scale = (spec.n_embd as f32).sqrt();
     Ok(ModelSpec { embedding_scale, head: HeadSpec { softcap, ..spec.head.clone() }, ..spec })

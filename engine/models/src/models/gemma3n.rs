@@ -15,7 +15,7 @@ use brigade_shapes::RopeLayout;
 
 /// Layers with keys and values of their own, where the file does not say.
 const N_OWN: usize = 20;
-/// Streams. The files of llama.cpp say no other number, and it reads none.
+/// Number of streams. The files of llama.cpp say no other number, and it reads none.
 const STREAMS: usize = 4;
 /// Width in the middle of the way past attention.
 const LAUREL_RANK: usize = 64;
@@ -23,7 +23,7 @@ const LAUREL_RANK: usize = 64;
 const ROW: usize = 256;
 /// The first layers use a twentieth of their gates: those that are so many standard deviations above the mean.
 const SPARSE_LAYERS: usize = 10;
-/// See [`SPARSE_LAYERS`].
+/// Standard deviations for [`SPARSE_LAYERS`], below which gates are 0.
 const GATE_ABOVE: f32 = 1.644_853_6;
 /// Bound of the logits where the file does not say.
 const SOFTCAP: f32 = 30.0;

@@ -107,7 +107,7 @@ impl Indexes {
         Ok(Self { of, sizes, has, shared, place, eps })
     }
 
-    /// What a row of layer `il` attends to.
+    /// Choice of the positions that a row of layer `il` attends to.
     fn chosen(&self, hp: &Hparams<'_>, il: usize, mla: &MlaSpec) -> Result<ChosenSpec, ModelError> {
         let &Self { sizes, place, eps, .. } = self;
         if !self.has[il] {

@@ -11,7 +11,7 @@ use crate::read::attention::attention_spec;
 use crate::read::decoder::FFN_NORM;
 use crate::read::{Hparams, decoder};
 
-/// `gpt2` and `starcoder`.
+/// Describes `gpt2` and `starcoder`.
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let skeleton = Skeleton { learned_positions: true, ..LAYER_NORMS };
     build(hp, skeleton, Activation::Gelu, |attention| attention)

@@ -11,7 +11,7 @@ use crate::read::decoder::{ATTN_NORM, FFN_NORM, POST_FFN_NORM};
 use crate::read::{Hparams, decoder, experts};
 use brigade_shapes::RopeLayout;
 
-/// What Grok 1 has where files do not say.
+/// Values of Grok 1, for files that do not state them.
 const EMBEDDING_SCALE: f32 = 78.383_67;
 const LOGIT_SCALE: f32 = 0.577_350_27;
 const SCORE_SCALE: f32 = 0.088_388_35;

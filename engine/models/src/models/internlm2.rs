@@ -10,7 +10,7 @@ use crate::read::decoder::FFN_NORM;
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
 
-/// `internlm2` and `xverse`.
+/// Describes `internlm2` and `xverse`.
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, decoder::rope_with_factors(hp, RopeLayout::Norm)?, Activation::SwiGlu)
 }

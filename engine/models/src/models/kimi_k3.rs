@@ -69,7 +69,7 @@ fn streams(hp: &Hparams<'_>) -> Result<Streams, ModelError> {
     })
 }
 
-/// How a block meets the stream, whose tensor of scores is `score`.
+/// Residual of a block whose tensor of scores is `score`.
 fn residual(streams: Streams, eps: f32, score: &'static str, keeps: bool) -> Residual {
     match streams {
         Streams::Kept { .. } => Residual::OverDepth { mixture: DepthSpec { score, eps }, keeps },

@@ -15,7 +15,7 @@ use brigade_shapes::{RopeLayout, Window};
 
 /// Positions of an attention chunk; files have no key for it.
 const CHUNK: u32 = 8192;
-/// Of four layers, the last is not rotated.
+/// Period of layers, the last of which is not rotated.
 const PERIOD: u32 = 4;
 /// Queries of that layer, over chunks of positions.
 const TEMPERATURE: Temperature = Temperature { scale: 0.1, every: 8192, offset: 1.0 };

@@ -1,7 +1,7 @@
 //! `minimax-01` (MiniMax-Text-01, MiniMax-M1; arXiv 2501.08313): layers with lightning attention, and every eighth with
 //! softmax attention; experts in all of them.
 //!
-//! What a block adds its output to is not the stream as it came, but what it read of it: the normed rows, scaled.
+//! A block adds its output not to the stream as it came, but to its own input: the normed rows, scaled.
 
 use brigade_spec::{
     BlockKind, BlockSpec, LayerSpec, LightningSpec, ModelError, ModelSpec, MoeSpec, Residual,

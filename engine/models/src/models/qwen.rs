@@ -2,7 +2,7 @@
 //! q, k and v. The other two instead norm each head of q and k before the rotation.
 //!
 //! `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are the texts of models that read images too, with rotated pairs in sections.
-//! What their first layers add for images (deepstack) is zero for text.
+//! The terms that their first layers add for images (deepstack) are zero for text.
 
 use brigade_spec::{AttentionSpec, BlockKind, MlpSpec, ModelError, ModelSpec};
 
@@ -51,12 +51,12 @@ pub(super) fn describe_qwen3(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     transformer::describe(hp, &QWEN3)
 }
 
-/// As qwen3, with experts in every layer.
+/// As `qwen3`, with experts in every layer.
 pub(super) fn describe_qwen3moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     with_experts(hp, &QWEN3)
 }
 
-/// Qwen2.5-VL too.
+/// Describes `qwen2vl`, which Qwen2.5-VL uses too.
 pub(super) fn describe_qwen2vl(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     transformer::describe(hp, &QWEN2_VL)
 }

@@ -29,7 +29,7 @@ pub(super) fn describe_qwen35(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError>
     describe_35(hp, &dense_ffn)
 }
 
-/// As qwen35, with experts.
+/// As `qwen35`, with experts.
 pub(super) fn describe_qwen35moe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     describe_35(hp, &experts_ffn)
 }

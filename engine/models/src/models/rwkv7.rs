@@ -66,7 +66,7 @@ fn time_mix(hp: &Hparams<'_>, il: usize) -> Result<TimeMixSpec, ModelError> {
     })
 }
 
-/// `wkv.head_size`.
+/// Width of a head, `wkv.head_size`.
 pub(super) fn head_dim(hp: &Hparams<'_>) -> Result<usize, ModelError> {
     let head_dim = hp.need_u32("wkv.head_size")? as usize;
     if head_dim > 0 && head_dim.is_multiple_of(HEAD_TILE) && hp.n_embd().is_multiple_of(head_dim) {

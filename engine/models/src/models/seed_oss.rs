@@ -8,7 +8,7 @@ use crate::read::decoder::{FFN_NORM, POST_ATTENTION_NORM};
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
 
-/// Of so many layers of smollm3, the last is not rotated.
+/// Period of layers in smollm3, the last of which is not rotated.
 const SMOLLM3_PERIOD: usize = 4;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

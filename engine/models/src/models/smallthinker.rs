@@ -14,7 +14,7 @@ use brigade_shapes::RopeLayout;
 
 /// The one window there is: llama.cpp takes it whatever the file says.
 const WINDOW: u32 = 4096;
-/// Of so many layers the first does not rotate, in models with windows.
+/// Period of layers in models with windows, the first of which is not rotated.
 const UNROTATED_STEP: usize = 4;
 
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {

@@ -8,7 +8,7 @@ use crate::read::decoder::FFN_NORM;
 use crate::read::{Hparams, decoder};
 use brigade_shapes::RopeLayout;
 
-/// `starcoder2` and `codeshell`.
+/// Describes `starcoder2` and `codeshell`.
 pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, Activation::Gelu, true)
 }
@@ -17,7 +17,7 @@ pub(super) fn describe_orion(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> 
     build(hp, Activation::SwiGlu, false)
 }
 
-/// `nemotron` and `jais2`.
+/// Describes `nemotron` and `jais2`.
 pub(super) fn describe_nemotron(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     build(hp, Activation::ReluSquared, true)
 }

@@ -42,7 +42,7 @@ const NOT_ADAPTED: [&str; 22] = [
     "blk.0.time_mix_v2.",
 ];
 
-/// What the name of a projection to one value ends with, which files have as a vector.
+/// Ending of the name of a projection to one value, which files have as a vector.
 const ONE_ROW: &str = ".ffn_gate_inp_shexp.weight";
 
 /// Checks the adapters of a model.
@@ -124,7 +124,7 @@ pub(crate) fn check_encoder(model: &Gguf) -> Result<(), ModelError> {
     }
 }
 
-/// What is wrong with a tensor of an adapter, as the end of a sentence.
+/// Fault of an adapter's tensor, as the end of a sentence.
 fn check_tensor(model: &Gguf, name: &str, adapter: usize) -> Result<(), String> {
     const REMAKE: &str = "make the adapter again without it, or merge it into the model";
     let Some(base) = adapters::base_of(name) else {

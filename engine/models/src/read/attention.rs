@@ -19,8 +19,8 @@ pub(crate) fn attention_spec(hp: &Hparams<'_>, il: usize) -> Result<AttentionSpe
 }
 
 impl Hparams<'_> {
-    /// Which layers have windows: `attention.sliding_window_pattern` as a list of flags, or as the length
-    /// `n` of a period whose first `n - 1` layers have one. `period` stands in where the key is missing.
+    /// For each layer, whether it has a window. The key `attention.sliding_window_pattern` is a list of flags, or the
+    /// length `n` of a period whose first `n - 1` layers have one. `period` is used where the key is missing.
     ///
     /// # Errors
     /// The list has not one flag for each layer.

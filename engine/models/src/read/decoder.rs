@@ -1,5 +1,5 @@
-//! What the files of plain decoders share. A layer is one attention and one FFN, each behind a norm. The
-//! metadata keys that give their sizes are read here. What a model changes of this stands in its own file.
+//! Readers for the files of plain decoders. A layer is one attention and one FFN, each behind a norm. The metadata keys
+//! that give their sizes are read here. A model's differences stand in its own file.
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, LayerSpec, MaskSpec, MlpSpec, ModelError,
@@ -15,7 +15,8 @@ use brigade_shapes::{RopeLayout, Window};
 pub(crate) const ATTN_NORM: &str = "attn_norm.weight";
 /// The norm before the FFN.
 pub(crate) const FFN_NORM: &str = "ffn_norm.weight";
-/// Where a model has this one it is either that of attention's output, or the one before the FFN.
+/// Name of a norm that is either that of attention's output or the one before the FFN. The model's other norms tell
+/// which.
 pub(crate) const POST_ATTENTION_NORM: &str = "post_attention_norm.weight";
 /// The norm of the FFN's output.
 pub(crate) const POST_FFN_NORM: &str = "post_ffw_norm.weight";
@@ -42,7 +43,7 @@ pub(crate) fn layer(
     LayerSpec { blocks: vec![attention, BlockSpec::new(ffn_norm, eps, ffn)] }
 }
 
-/// As [`layer`], with norms of what attention and FFN give; before them stand those of `before`.
+/// As [`layer`], with norms of the outputs of attention and FFN; before them stand those of `before`.
 pub(crate) fn layer_with_post_norms(
     eps: f32,
     before: [Option<&'static str>; 2],
@@ -171,8 +172,8 @@ pub(crate) fn deepseek_experts(
     })
 }
 
-/// As [`deepseek_experts`], beside one shared expert: as wide as `expert_shared_feed_forward_length` says or, without
-/// it, as the others.
+/// As [`deepseek_experts`], with one shared expert. It is as wide as `expert_shared_feed_forward_length` says or,
+/// without that, as the others.
 pub(crate) fn experts_beside_one(
     hp: &Hparams<'_>,
     il: usize,
@@ -258,7 +259,7 @@ impl Windows {
         self.window.filter(|_| has).map(Window::Sliding)
     }
 
-    /// Of a model that rotates only its layers with windows: that of layer `il`.
+    /// Rotation of layer `il`, in a model that rotates only its layers with windows.
     pub(crate) fn rotation(&self, il: usize) -> Rotation {
         if self.has(il) { Rotation::Model } else { Rotation::None }
     }
@@ -276,12 +277,12 @@ impl Windows {
 }
 
 impl Hparams<'_> {
-    /// `attention.layer_norm_rms_epsilon`.
+    /// Epsilon of RMS norms, `attention.layer_norm_rms_epsilon`.
     pub(crate) fn rms_eps(&self) -> Result<f32, ModelError> {
         Ok(self.need_f32("attention.layer_norm_rms_epsilon")?)
     }
 
-    /// `attention.layer_norm_epsilon`.
+    /// Epsilon of LayerNorms, `attention.layer_norm_epsilon`.
     pub(crate) fn layer_norm_eps(&self) -> Result<f32, ModelError> {
         Ok(self.need_f32("attention.layer_norm_epsilon")?)
     }

@@ -1,5 +1,5 @@
-//! What encoders share: attention in which a row sees the rows after it too, windows on both sides, and the keys that say
-//! so.
+//! Readers for the files of encoders: attention in which a row sees the rows after it too, windows on both sides, and
+//! their keys.
 
 use brigade_spec::{
     AttentionSpec, BlockKind, MaskSpec, ModelError, ModelSpec, NormKind, RopeSpec, Rotation,
@@ -87,7 +87,7 @@ pub(crate) enum Full {
 pub(crate) struct Windows {
     layers: Vec<bool>,
     width: Option<u32>,
-    /// Of windowed layers.
+    /// Rotary embedding of the layers with windows.
     pub local_rope: Option<RopeSpec>,
 }
 

@@ -41,7 +41,7 @@ impl<'m> Hparams<'m> {
         Ok(hp)
     }
 
-    /// `general.architecture`.
+    /// Name of the architecture, `general.architecture`.
     pub fn arch(&self) -> &'m str {
         self.arch
     }
@@ -113,7 +113,7 @@ impl<'m> Hparams<'m> {
         Ok(list.map(|values| values.into_iter().map(|v| v as usize).collect()))
     }
 
-    /// As [`Self::per_layer`] for a key that must be there.
+    /// As [`Self::per_layer`], for a key that must be there.
     pub fn need_per_layer(&self, key: &str) -> Result<Vec<usize>, GgufError> {
         self.per_layer(key)?.ok_or_else(|| GgufError::MissingKey {
             key: self.key(key),
@@ -121,7 +121,7 @@ impl<'m> Hparams<'m> {
         })
     }
 
-    /// As [`Self::per_layer`], also of a list that has one for each layer that runs, and none for those behind.
+    /// As [`Self::per_layer`], and takes a list with a value for each layer that runs, without the layers behind them.
     pub fn per_run_layer(&self, key: &str) -> Result<Option<Vec<usize>>, GgufError> {
         match self.model.meta().opt_u32_or_array(&self.key(key), self.n_layer()) {
             Ok(list) => Ok(list.map(|values| values.into_iter().map(|v| v as usize).collect())),
@@ -154,7 +154,7 @@ impl<'m> Hparams<'m> {
         self.f32_per_layer_of(&self.key(key))
     }
 
-    /// As [`Self::f32_per_layer`] for a key without the architecture's name before it.
+    /// As [`Self::f32_per_layer`], for a key without the architecture's name before it.
     ///
     /// # Errors
     /// As [`Self::f32_per_layer`].

@@ -18,7 +18,7 @@ const MOST_ROUNDS: u32 = 1000;
 /// Most streams that are believed; models have four.
 const MOST_STREAMS: usize = 64;
 
-/// How many streams a token has.
+/// Number of a token's streams.
 fn count(hp: &Hparams<'_>) -> Result<usize, ModelError> {
     const COUNT: &str = "hyper_connection.count";
     match hp.need_u32(COUNT)? as usize {

@@ -28,7 +28,7 @@ pub(crate) fn n_lent(hp: &Hparams<'_>, n_own: usize) -> usize {
     if n_own < hp.n_layer() { 2 } else { 0 }
 }
 
-/// Whose keys and values layer `il` attends to, where the first `n_own` have some.
+/// Source of the keys and values that layer `il` attends to, where the first `n_own` layers have some of their own.
 pub(crate) fn kv_from(
     hp: &Hparams<'_>,
     windows: &Windows,

@@ -21,7 +21,7 @@ pub(crate) fn read(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, Mod
     }
 }
 
-/// As [`read`], also of heads in which nothing is to be rotated.
+/// As [`read`], and takes heads without rotated elements.
 pub(crate) fn read_any(hp: &Hparams<'_>, il: usize, eps: f32) -> Result<MlaSpec, ModelError> {
     let n_head = hp.need_per_layer("attention.head_count")?[il];
     let split = hp.u32("attention.key_length_mla")?;

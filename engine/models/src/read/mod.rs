@@ -1,4 +1,4 @@
-//! What architectures read in the same way, under the keys that they share.
+//! Readers of the keys that several architectures share.
 
 pub(crate) mod adapters;
 pub(crate) mod attention;

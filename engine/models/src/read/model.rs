@@ -1,11 +1,11 @@
-//! What most models have around their layers.
+//! The usual parts around a model's layers.
 
 use brigade_spec::{HeadSpec, LayerSpec, ModelError, ModelSpec, Skeleton, TOKEN_EMBD};
 
 use super::hparams::Hparams;
 
-/// What most models have around `layers`: nothing scaled, nothing rotated, a norm before the head whose
-/// epsilon is `eps`. Sizes are the metadata's.
+/// A model with the usual parts around `layers`. Nothing is scaled or rotated, and the norm before the head has the
+/// epsilon `eps`. Sizes are those of the metadata.
 ///
 /// # Errors
 /// The vocabulary's or the context's size is missing or absurd.

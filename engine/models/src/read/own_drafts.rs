@@ -7,7 +7,7 @@ use brigade_spec::{
 
 use super::hparams::Hparams;
 
-/// How many blocks of drafts a model may have.
+/// Number of blocks of drafts that a model may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DraftBlocks {
     /// One, which goes on from what it gave itself.
@@ -18,8 +18,8 @@ pub(crate) enum DraftBlocks {
 
 /// `spec` with the blocks that its file has behind the layers: `layer` describes the one of a number, as it would a layer.
 ///
-/// A file may lack their tensors, or have more blocks than are known to work: then nothing drafts. What is missing or contradictory
-/// of a block in the metadata is told (`own_drafts_refused`): the model runs without it.
+/// A file may lack their tensors, or have more blocks than are known to work: then nothing drafts. Missing or
+/// contradictory metadata of a block is reported (`own_drafts_refused`), and the model runs without it.
 pub(crate) fn with_blocks(
     hp: &Hparams<'_>,
     spec: ModelSpec,

@@ -10,13 +10,13 @@ use super::hparams::Hparams;
 
 /// Gives the sizes of the sections.
 const KEY: &str = "rope.dimension_sections";
-/// What to do about a file whose sections are wrong.
+/// Remedy for a file whose sections are wrong.
 const AGAIN: &str = "Convert the model again with a present llama.cpp, or take another file of it";
 
 /// Which pairs a section has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SectionOrder {
-    /// Those behind the section before it.
+    /// Pairs behind those of the previous section.
     Behind,
     /// Time, height and width take turns, each as long as it has pairs left; the fourth has all others.
     Turns,
@@ -41,7 +41,7 @@ impl Sections {
         }
     }
 
-    /// As [`Self::read`], of a model that must have them.
+    /// As [`Self::read`], for a model that must have sections.
     ///
     /// # Errors
     /// As there, or it has none.
@@ -63,7 +63,7 @@ impl Sections {
         Err(hp.bad(KEY, &problem))
     }
 
-    /// `rope` for text.
+    /// Rotary embedding `rope`, as text without pictures uses it.
     pub(crate) fn of_text(self, rope: RopeSpec, order: SectionOrder) -> RopeSpec {
         let total: usize = self.0.iter().sum();
         let still = |pair: &usize| self.is_fourth(order, pair % total);

@@ -15,7 +15,7 @@ const GAINS: RangeInclusive<f32> = 0.0..=60_000.0;
 /// Gain of files that name none.
 const USUAL_GAIN: f32 = 15.0;
 
-/// Reads `adapters.*`.
+/// Reads the keys `adapters.*`.
 ///
 /// # Errors
 /// A key is missing, or says what no model can have.

@@ -1,5 +1,5 @@
-//! What plain transformer architectures have in common: a residual stack of attention and FFN. Their
-//! differences are the fields of [`Family`]. Hybrid models list their blocks in their own files.
+//! Readers for plain transformers, a residual stack of attention and FFN. Their differences are the fields of
+//! [`Family`]. Hybrid models list their blocks in their own files.
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, BlockSpec, HeadSpec, LayerSpec, MlpSpec, ModelError,
@@ -13,9 +13,9 @@ use super::sections::{SectionOrder, Sections};
 use super::{experts, mamba2, model, rope};
 use brigade_shapes::RopeLayout;
 
-/// How one plain transformer differs from another.
+/// Properties in which plain transformers differ.
 pub(crate) struct Family {
-    /// How the rotated pairs lie in a head.
+    /// Pairing of a head's rotated elements.
     pub layout: RopeLayout,
     /// Whether factor tensors (`rope_freqs.weight`, `rope_factors_*`) apply.
     pub rope_factors: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Family {
     pub rotation_switch: bool,
     /// Whether layers without KV heads have Mamba-2 mixers.
     pub mamba2: bool,
-    /// How the pairs are divided among the axes of pictures; `None`: they are not.
+    /// Division of the pairs among the axes of pictures; `None`: they are not divided.
     pub sections: Option<SectionOrder>,
 }
 

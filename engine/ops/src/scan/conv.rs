@@ -11,9 +11,9 @@ use crate::vector::Vector;
 /// taps in ascending order; rows before a sequence's first count as zero.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
-    /// Taps of each.
+    /// Taps of each channel.
     pub taps: usize,
     /// `[taps, channels]`.
     pub weight: Vector,
@@ -25,15 +25,15 @@ pub struct Conv {
 
 /// A convolution over the rows of `parts`.
 pub struct ConvRows<'a, P: Place> {
-    /// The convolution.
+    /// Weights of the convolution.
     pub conv: &'a Conv,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, at.per_slot]`: the convolution's own values, from `at.first` on, follow.
     pub states: P::Write<'a, f32>,
-    /// Where in a slot they lie.
+    /// Place of the convolution's values within a slot.
     pub at: StateAt,
-    /// Its inputs, `[n_rows, channels]`.
+    /// Inputs, `[n_rows, channels]`.
     pub x: Columns<P::Read<'a, f32>>,
     /// `[n_rows, channels]`.
     pub out: P::Write<'a, f32>,
@@ -87,7 +87,7 @@ impl Conv {
         self.channels * (self.taps - 1)
     }
 
-    /// Where the state lies in slots that hold nothing else.
+    /// Place of the state in slots that hold nothing else.
     #[inline]
     pub fn alone(&self) -> StateAt {
         StateAt { per_slot: self.state_len(), first: 0 }

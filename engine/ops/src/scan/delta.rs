@@ -14,7 +14,7 @@ use super::{Columns, ScanPart, check_columns};
 use crate::carry::{carried, mapped};
 use crate::place::Place;
 
-/// What a delta rule reads, a row a token.
+/// Operands of a delta rule, one row for each token.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaRows<V> {
     /// `[n, n_key_head, d_k]`, normed by the caller.
@@ -31,13 +31,13 @@ pub struct DeltaRows<V> {
 
 /// The delta rule over the rows of `parts`.
 pub struct DeltaScan<'a, P: Place> {
-    /// Its sizes.
+    /// Sizes of the heads.
     pub shape: &'a DeltaShape,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, shape.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
-    /// What is read.
+    /// Queries, keys, values, decays and rates.
     pub x: DeltaRows<P::Read<'a, f32>>,
     /// `[n, n_head, d_v]`.
     pub out: P::Write<'a, f32>,

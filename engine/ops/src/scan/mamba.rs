@@ -17,19 +17,19 @@ use crate::vector::Vector;
 /// The constants of a selective scan.
 #[derive(Clone, Debug)]
 pub struct MambaWeights {
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
-    /// State values of each.
+    /// State values of each channel.
     pub n_state: usize,
     /// `A`, negative, `[tiles, n_state, 16]`; channels beyond the last are zero, here and below.
     pub a: Vector,
-    /// `[tiles, 16]`.
+    /// `[tiles, 16]`: added to the step sizes before the softplus.
     pub dt_bias: Vector,
     /// `D`, `[tiles, 16]`.
     pub d: Vector,
 }
 
-/// What a selective scan reads, row by row.
+/// Operands of a selective scan, one row for each token.
 #[derive(Clone, Copy, Debug)]
 pub struct MambaRows<V> {
     /// Inputs `u`, `[n_rows, channels]`.
@@ -46,13 +46,13 @@ pub struct MambaRows<V> {
 
 /// The scan over the rows of `parts`.
 pub struct MambaScan<'a, P: Place> {
-    /// The layer's constants.
+    /// Constants of the layer.
     pub weights: &'a MambaWeights,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, weights.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
-    /// What is read.
+    /// Inputs, step sizes, `B`, `C` and the gate.
     pub rows: MambaRows<P::Read<'a, f32>>,
     /// `[n_rows, channels]`.
     pub out: P::Write<'a, f32>,

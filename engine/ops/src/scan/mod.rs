@@ -1,4 +1,4 @@
-//! What all ops over recurrent state have in common: which rows belong to which slot, and operands by columns.
+//! Ops over recurrent states: which rows belong to which slot, and operands by columns.
 //!
 //! The states of a block are one slice, `n_slots` rows of the same length. A ubatch touches the states of its
 //! parts. An op walks the rows of a part in order, begins with the state in one slot, and leaves the state behind
@@ -27,11 +27,11 @@ use crate::place::Place;
 /// Rows of a wider matrix: columns `first_col ..` of rows of `stride` values.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<V> {
-    /// All rows.
+    /// All rows of the matrix.
     pub values: V,
     /// Values in a row.
     pub stride: usize,
-    /// Where the wanted columns start.
+    /// First of the wanted columns.
     pub first_col: usize,
 }
 

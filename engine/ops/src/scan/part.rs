@@ -1,4 +1,4 @@
-//! Which rows of a ubatch belong to which slot.
+//! The rows of a ubatch that belong to each slot.
 
 use std::cell::RefCell;
 

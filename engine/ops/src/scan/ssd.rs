@@ -14,7 +14,7 @@ use crate::vector::Vector;
 /// `y[p] = d x[p] + Σ_n C[g][n] S[n][p]`, `n` in ascending order.
 #[derive(Clone, Debug)]
 pub struct Ssd {
-    /// Its sizes.
+    /// Sizes of heads, groups and states.
     pub shape: SsdShape,
     /// `[n_head]`: logarithmic decay of a unit of time, negative.
     pub a: Vector,
@@ -24,7 +24,7 @@ pub struct Ssd {
     pub dt_bias: Vector,
 }
 
-/// What the recurrence reads, columns of `[n_rows, ..]` each.
+/// Operands of the recurrence, columns of `[n_rows, ..]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct SsdInput<V> {
     /// `[n_rows, n_head * head_dim]`.
@@ -39,13 +39,13 @@ pub struct SsdInput<V> {
 
 /// The recurrence over the rows of `parts`.
 pub struct SsdScan<'a, P: Place> {
-    /// The layer's constants.
+    /// Constants of the layer.
     pub ssd: &'a Ssd,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, shape.state_len()]`, which follow.
     pub states: P::Write<'a, f32>,
-    /// What is read.
+    /// Inputs, `B`, `C` and time steps.
     pub input: SsdInput<P::Read<'a, f32>>,
     /// `[n_rows, n_head * head_dim]`.
     pub out: P::Write<'a, f32>,

@@ -12,33 +12,33 @@ use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
-/// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
+/// Operands of the scan, `[n_rows, n_heads * d]` each. A head is `d` neighbours.
 #[derive(Clone, Copy, Debug)]
 pub struct Wkv6Rows<V> {
     /// Receptance: reads the state out.
     pub r: V,
     /// Decay of each key, in 0..=1.
     pub w: V,
-    /// Keys.
+    /// Keys of the rows.
     pub k: V,
-    /// Values.
+    /// Values of the rows.
     pub v: V,
-    /// How much of a row's own key and value is read, `[n_heads * d]`: `r` reads the state before the row, plus so much
-    /// of the row. `None`: it reads the state behind the row.
+    /// Shares of a row's own key and value, `[n_heads * d]`: `r` reads the state before the row, plus these shares of
+    /// the row. `None`: it reads the state behind the row.
     pub own: Option<V>,
 }
 
 /// The recurrence over the rows of `parts`.
 pub struct Wkv6<'a, P: Place> {
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Values of a head, a multiple of 16.
     pub d: usize,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, n_heads * d * d]`, which follow.
     pub states: P::Write<'a, f32>,
-    /// What is read.
+    /// Receptance, decays, keys and values.
     pub rows: Wkv6Rows<P::Read<'a, f32>>,
     /// `[n_rows, n_heads * d]`.
     pub out: P::Write<'a, f32>,
@@ -48,7 +48,7 @@ pub struct Wkv6<'a, P: Place> {
 pub struct Wkv6Decay<'a, P: Place> {
     /// `[n_rows, d]`, `d` a multiple of 16.
     pub w: P::Write<'a, f32>,
-    /// `[d]`.
+    /// `[d]`: added before the inner exponential.
     pub bias: &'a Vector,
 }
 

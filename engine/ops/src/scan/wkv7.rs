@@ -13,20 +13,20 @@ use crate::carry::{carried, mapped};
 use crate::place::Place;
 use crate::vector::Vector;
 
-/// What the scan reads; each is `[n_rows, n_heads * d]`, and a head is `d` neighbours.
+/// Operands of the scan, `[n_rows, n_heads * d]` each. A head is `d` neighbours.
 #[derive(Clone, Copy, Debug)]
 pub struct Wkv7Rows<V> {
     /// Receptance: reads the state out.
     pub r: V,
     /// Decay of each key, in 0..1.
     pub w: V,
-    /// Keys.
+    /// Keys of the rows.
     pub k: V,
-    /// Values.
+    /// Values of the rows.
     pub v: V,
     /// Normed removal keys `κ`.
     pub kappa: V,
-    /// Their learning rates times themselves, `κ ⊙ a`.
+    /// Removal keys times their learning rates, `κ ⊙ a`.
     pub kappa_a: V,
 }
 
@@ -39,14 +39,14 @@ pub struct Wkv7Weights {
     pub a0: Vector,
     /// Multiplies keys to make removal keys.
     pub k_k: Vector,
-    /// How much the learning rate scales keys.
+    /// Share of the learning rate in the scale of keys.
     pub k_a: Vector,
 }
 
-/// Makes ready what the scan reads, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and `κ` the
+/// Computes the scan's operands from projections, all `[n_rows, n_heads * d]`. Let the rate be `σ(a + a0)` and `κ` the
 /// L2-normed `k ⊙ k_k`.
 pub struct Wkv7Prepare<'a, P: Place> {
-    /// The layer's vectors.
+    /// Vectors of the layer.
     pub weights: &'a Wkv7Weights,
     /// Values of a head, a multiple of 16.
     pub d: usize,
@@ -56,35 +56,35 @@ pub struct Wkv7Prepare<'a, P: Place> {
     pub k: P::Write<'a, f32>,
     /// Becomes `κ ⊙ rate`.
     pub a: P::Write<'a, f32>,
-    /// Becomes `κ`.
+    /// Becomes the removal keys `κ`.
     pub kappa: P::Write<'a, f32>,
 }
 
 /// The recurrence over the rows of `parts`.
 pub struct Wkv7<'a, P: Place> {
-    /// Heads.
+    /// Number of heads.
     pub n_heads: usize,
     /// Values of a head, a multiple of 16.
     pub d: usize,
-    /// Whose rows these are.
+    /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
     /// `[n_slots, n_heads * d * d]`, which follow.
     pub states: P::Write<'a, f32>,
-    /// What is read.
+    /// Receptance, decays, keys, values and removal keys.
     pub rows: Wkv7Rows<P::Read<'a, f32>>,
     /// `[n_rows, n_heads * d]`.
     pub out: P::Write<'a, f32>,
 }
 
-/// `out += v · Σ_j r[j] · k[j] · r_k[j]`, head by head: what a row alone contributes.
+/// `out += v · Σ_j r[j] · k[j] · r_k[j]`, head by head: the part of the output that does not depend on the state.
 pub struct Wkv7Bonus<'a, P: Place> {
     /// `[n_rows, n_heads * d]`.
     pub out: P::Write<'a, f32>,
     /// Values of a head, a multiple of 16.
     pub d: usize,
-    /// Of these `r`, `k` and `v` are read.
+    /// Rows of the layer; `r`, `k` and `v` are read.
     pub rows: Wkv7Rows<P::Read<'a, f32>>,
-    /// One row.
+    /// One row of factors.
     pub r_k: &'a Vector,
 }
 

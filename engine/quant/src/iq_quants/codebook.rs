@@ -1,4 +1,4 @@
-//! What the IQ1, IQ2 and IQ3 formats share. A block has 256 values, and a value is a scale times a level.
+//! The common code of the IQ1, IQ2 and IQ3 formats. A block has 256 values, and a value is a scale times a level.
 //! Neighbouring values share a row of a codebook, which says the levels of all of them.
 //!
 //! A value's code is the index of its level in [`Codebook::LEVELS`]. Negative levels lie in its upper half.
@@ -17,17 +17,17 @@ pub const GROUP: usize = 8;
 /// Groups of a block.
 pub const GROUPS: usize = BLOCK / GROUP;
 
-/// How a scale is made of its small whole number `s`: `d * (offset + step * s) * factor`, each
-/// operation in f32 and in this order.
+/// Rule from a scale's small whole number `s` to the scale: `d * (offset + step * s) * factor`, each operation in f32
+/// and in this order.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleRule {
     /// Added to the steps.
     pub offset: f32,
-    /// Weight of `s`.
+    /// Weight of `s` in the sum.
     pub step: f32,
     /// A power of two.
     pub factor: f32,
-    /// The greatest `s`.
+    /// The greatest value of `s`.
     pub max: u8,
 }
 
@@ -41,13 +41,13 @@ impl ScaleRule {
 
 /// A block of one of these formats.
 pub trait Codebook: Block {
-    /// What codes mean; entries that no code has are 0.
+    /// Levels of the codes; entries that no code has are 0.
     const LEVELS: [i8; 16];
     /// Bits of a code.
     const CODE_BITS: u32;
     /// Scales of a block: 8, of 32 values each, or 16.
     const SCALES: usize;
-    /// How scales are made.
+    /// Rule by which scales are made.
     const RULE: ScaleRule;
 
     /// Scale of the scales.
@@ -58,7 +58,7 @@ pub trait Codebook: Block {
     fn codes(&self, group: usize) -> u64;
 }
 
-/// Decodes a block.
+/// Decodes a block to its 256 values.
 pub(super) fn decode<B: Codebook>(block: &B, out: &mut [f32]) {
     let (d, nibbles) = (block.d().to_f32(), block.scale_nibbles());
     for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {

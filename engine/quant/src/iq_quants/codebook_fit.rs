@@ -16,14 +16,14 @@ const RANGES: [f32; 7] = [0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 1.9];
 /// Signs that exist for the IQ1 formats: an eighth more, an eighth less.
 const DIRECTIONS: [f32; 2] = [1.0, -1.0];
 
-/// Eight encoded values.
+/// Eight encoded values: row, signs and direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Code {
     /// Rows of the codebook: one, or two of four values each.
     pub rows: [u16; 2],
     /// Signs; of the IQ1 formats 0 or 1, the direction.
     pub signs: u8,
-    /// What [`Codebook::codes`] will say.
+    /// Codes that [`Codebook::codes`] will return.
     codes: u64,
 }
 
@@ -45,12 +45,12 @@ pub(super) struct Nearest {
 }
 
 impl Nearest {
-    /// Of a codebook whose rows are eight pairs of bits that stand for `sizes`.
+    /// Builds the search for a codebook whose rows are eight pairs of bits that stand for `sizes`.
     pub fn pairs(book: &'static [u16], sizes: &[f32]) -> Self {
         Self::new(book, sizes, 2)
     }
 
-    /// Of a codebook whose rows are four nibbles that stand for `sizes`.
+    /// Builds the search for a codebook whose rows are four nibbles that stand for `sizes`.
     pub fn nibbles(book: &'static [u16], sizes: &[f32]) -> Self {
         Self::new(book, sizes, 4)
     }
@@ -183,7 +183,7 @@ fn fit_scale<B: Encode>(values: &[f32]) -> f32 {
     best
 }
 
-/// Encodes a block.
+/// Encodes a block of 256 values.
 pub(super) fn fit_block<B: Encode>(values: &[f32]) -> B {
     let (rule, size) = (B::RULE, B::TYPE.block_elems() / B::SCALES);
     let mut fits = [0.0; 16];

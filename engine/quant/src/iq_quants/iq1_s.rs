@@ -27,7 +27,7 @@ pub struct BlockIq1S {
 }
 
 impl BlockIq1S {
-    /// Of each 32 values a nibble: the scale's number, and on top whether an eighth is taken away.
+    /// A nibble for each 32 values: the scale's number, and in the top bit whether an eighth is taken away.
     #[inline]
     pub fn scales_and_directions(&self) -> u32 {
         (0..8).fold(0, |all, b| all | u32::from(self.qh[b] >> 12) << (4 * b))

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 pub struct BlockIq2Xs {
     /// Scale of the scales.
     pub d: f16,
-    /// Rows and signs.
+    /// Rows of the codebook and signs.
     pub qs: [u16; 32],
     /// Scales, a nibble each.
     pub scales: [u8; 8],

@@ -19,7 +19,7 @@ const SIZES: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
 pub struct BlockIq3Xxs {
     /// Scale of the scales.
     pub d: f16,
-    /// Rows.
+    /// Rows of the codebook, one for each four values.
     pub qs: [u8; 64],
     /// Signs and scales: little-endian words.
     pub signs: [[u8; 4]; 8],

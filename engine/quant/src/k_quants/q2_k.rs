@@ -10,7 +10,7 @@ use half::f16;
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockQ2K {
-    /// Of each 16 values: scale (low nibble) and minimum (high nibble).
+    /// A byte for each 16 values: scale (low nibble) and minimum (high nibble).
     pub scales: [u8; 16],
     /// Two bits a value.
     pub qs: [u8; 64],

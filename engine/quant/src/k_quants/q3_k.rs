@@ -11,9 +11,9 @@ use half::f16;
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockQ3K {
-    /// Third bits.
+    /// Third bits of the values.
     pub hmask: [u8; 32],
-    /// Low two bits.
+    /// Low two bits of the values.
     pub qs: [u8; 64],
     /// Sixteen 6-bit scales, offset by 32: see [`BlockQ3K::unpack_scales`].
     pub scales: [u8; 12],

@@ -17,7 +17,7 @@ pub struct BlockQ4K {
     pub dmin: f16,
     /// Scales and minima, see [`unpack_k_scales`].
     pub scales: [u8; 12],
-    /// Nibbles.
+    /// Low and high nibbles: two values to a byte.
     pub qs: [u8; 128],
 }
 

@@ -18,9 +18,9 @@ pub struct BlockQ5K {
     pub dmin: f16,
     /// Scales and minima, see [`unpack_k_scales`].
     pub scales: [u8; 12],
-    /// Fifth bits.
+    /// Fifth bits of the values.
     pub qh: [u8; 32],
-    /// Low nibbles.
+    /// Low four bits of the values.
     pub qs: [u8; 128],
 }
 

@@ -11,9 +11,9 @@ use half::f16;
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct BlockQ6K {
-    /// Low four bits.
+    /// Low four bits of the values.
     pub ql: [u8; 128],
-    /// High two bits.
+    /// High two bits of the values.
     pub qh: [u8; 64],
     /// Scales of each 16 values.
     pub scales: [i8; 16],

@@ -1,5 +1,6 @@
-//! The index of MiniMax Sparse Attention and that of Qwen Sparse Attention as weights: it makes a few narrow queries and one
-//! narrow key of each row, and chooses the blocks of positions that the row's heads attend to.
+//! The weights of an index of blocks, that of MiniMax Sparse Attention or of Qwen Sparse Attention. The index makes a
+//! few narrow queries and one narrow key of each row. By these it chooses the blocks of positions that the row's heads
+//! attend to.
 
 use crate::block::BlockCx;
 use crate::block::linear::Linear;
@@ -20,7 +21,7 @@ pub(super) struct BlockIndex {
     key_norm: Vector,
 }
 
-/// What an index makes of rows.
+/// Queries and keys that an index makes of rows.
 pub(super) struct IndexRows {
     /// `[n, n_queries * head_dim]`.
     pub(super) query: Rows,

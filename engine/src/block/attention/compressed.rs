@@ -4,8 +4,8 @@
 //! or those of them that an index chose. A position has one key for all heads, which is its value too; so has an entry. Keys
 //! are rotated, and so what a head gives is rotated back by its row's position.
 //!
-//! Entries lie in pages, rounded to the cache's type. Of the last positions a sequence remembers keys and what entries are
-//! made of, in f32. An entry depends on its positions alone, so that no cut of a prompt changes a bit of it.
+//! Entries lie in pages, rounded to the cache's type. A sequence remembers the keys of its last positions, and the
+//! inputs of entries, in f32. An entry depends on its positions alone, so that no cut of a prompt changes a bit of it.
 
 use super::compressor::{Recent, Ring};
 use super::entry_maker::{EntryMaker, MakerRows};
@@ -46,7 +46,7 @@ struct Projected {
     q: Rows,
     /// `[n, head_dim]`.
     key: Rows,
-    /// For entries.
+    /// Inputs of entries, where the block makes some.
     entries: Option<MakerRows>,
 }
 
@@ -146,7 +146,7 @@ impl Compressed {
         Projected { q, key, entries }
     }
 
-    /// Where a sequence's last keys are in what it remembers.
+    /// Place of a sequence's last keys in its slot.
     fn near_ring(&self) -> Ring {
         Ring { start: 0, n: self.spec.n_remembered(), width: self.spec.head_dim }
     }
@@ -234,7 +234,7 @@ impl Compressed {
     }
 }
 
-/// What a block remembers: of last positions in slots, and where it makes entries their pages.
+/// The block's state: last positions in slots, and pages where the block makes entries.
 fn split(state: &mut BlockState) -> (&mut SlotStates, Option<&mut EntryPages>) {
     if let BlockState::Both(both) = state {
         return match &mut **both {

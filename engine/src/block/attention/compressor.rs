@@ -1,6 +1,7 @@
-//! What makes one row of the rows of several positions: each position gives values and gates, and a column of the row is the
-//! mean of the values' column, weighted by a softmax of the gates' over the positions. A gate also has a part that depends on
-//! the position's place in its entry alone. (DeepSeek-V4, section on compressed attention.)
+//! The compressor, which makes one row of the rows of several positions. Each position gives values and gates. A column
+//! of the result is the mean of that column's values, weighted by a softmax of its gates over the positions. A gate
+//! also has a part that depends only on the position's place in its entry. (DeepSeek-V4, section on compressed
+//! attention.)
 //!
 //! Where entries overlap, a position gives twice as much: its first half goes into the entry after its own, its second half
 //! into its own.
@@ -29,11 +30,11 @@ pub(super) struct Compressor {
     gates_by_place: Vector,
     norm: Vector,
     eps: f32,
-    /// Where a sequence's last inputs are.
+    /// Place of a sequence's last inputs in its slot.
     recent: Ring,
 }
 
-/// What rows give, each `[n, input width]`.
+/// Values and gates of rows, each `[n, input width]`.
 pub(super) struct Inputs {
     values: Rows,
     gates: Rows,
@@ -50,7 +51,7 @@ pub(super) struct Ring {
     pub(super) width: usize,
 }
 
-/// What all sequences remember of their last positions.
+/// Slots with the last positions of all sequences.
 pub(super) struct Recent<'a> {
     /// `[n_slots, of_slot]`.
     pub(super) values: &'a mut Memory<f32>,
@@ -61,12 +62,12 @@ pub(super) struct Recent<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct CompressorShape {
     pub(super) spec: EntriesSpec,
-    /// Of an entry.
+    /// Width of an entry.
     pub(super) width: usize,
-    /// Of the entries' norm.
+    /// Epsilon of the entries' norm.
     pub(super) eps: f32,
     pub(super) n_embd: usize,
-    /// Where what a sequence remembers for it begins.
+    /// Start of the compressor's values in a slot.
     pub(super) start: usize,
 }
 
@@ -78,7 +79,8 @@ impl Ring {
 }
 
 impl Recent<'_> {
-    /// Where the row of a position of a part's sequence begins, one of the last that came before or of the part.
+    /// Start of a position's row in the slot of a part's sequence. The position is of the part, or one of the last
+    /// before it.
     pub(super) fn first(&self, ring: &Ring, part: &PartRows, pos: usize) -> usize {
         part.planes.to.0 as usize * self.of_slot + ring.start + pos % ring.n * ring.width
     }
@@ -146,7 +148,7 @@ impl Compressor {
         [&self.values, &self.gates]
     }
 
-    /// What the projected rows give: gates get what depends on the place.
+    /// Finishes the projected rows: adds to the gates the part that depends on the place.
     pub(super) fn finish(&self, cx: &BlockCx<'_>, values: Rows, mut gates: Rows) -> Inputs {
         let every = self.spec.every;
         let places: Vec<u32> = cx.positions().map(|pos| pos % every as u32).collect();

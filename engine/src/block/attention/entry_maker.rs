@@ -1,4 +1,4 @@
-//! What makes entries of positions, and where there is an index also its keys; and what chooses among them.
+//! The maker of entries from positions, with the index that chooses among the entries where there is one.
 
 use super::compressor::{Compressor, CompressorShape, Inputs, Recent, completed};
 use crate::block::linear::Linear;
@@ -29,13 +29,13 @@ struct Index {
     keys: Compressor,
 }
 
-/// What rows give for entries.
+/// Inputs of entries, projected from rows.
 pub(super) struct MakerRows {
     inputs: Inputs,
     index: Option<IndexRows>,
 }
 
-/// What an index makes of rows.
+/// Queries and weights that the index makes of rows.
 struct IndexRows {
     /// `[n, n_head * head_dim]` of the index.
     query: Rows,
@@ -45,8 +45,8 @@ struct IndexRows {
 }
 
 impl EntryMaker {
-    /// Loads `<stem>.attn_compressor`; with an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`. What a
-    /// sequence remembers for it begins at `start`.
+    /// Loads `<stem>.attn_compressor`; with an index `indexer.attn_q_b`, `indexer.proj` and `indexer_compressor`. The
+    /// values that a sequence remembers for it begin at `start`.
     pub(super) fn load(
         block: &CompressedSpec,
         spec: EntriesSpec,
@@ -87,8 +87,7 @@ impl EntryMaker {
         [values, gates, index.map(|index| &index.weights), index_values, index_gates]
     }
 
-    /// What rows give, of those projections and of the block's narrow queries, which the index makes its own of; `table`
-    /// rotates these.
+    /// Finishes the projected rows. The index makes its own queries of the block's narrow ones, which `table` rotates.
     pub(super) fn finish(
         &self,
         cx: &BlockCx<'_>,

@@ -33,9 +33,9 @@ pub struct Attention {
     qk_norms: Option<QkNorms>,
     /// A score without a value for each query head.
     sinks: Option<Vector>,
-    /// What scores lose with the distance, for each query head.
+    /// Slopes by which scores fall with the distance, one for each query head.
     slopes: Option<Vector>,
-    /// What scores gain by the distance, `[n_head, 2 * reach + 1]`.
+    /// Biases of scores by distance, `[n_head, 2 * reach + 1]`.
     biases: Option<Vector>,
     /// Chooses the blocks of positions that heads attend to.
     index: Option<Box<BlockIndex>>,
@@ -134,7 +134,7 @@ impl Block for Attention {
 
 /// The projections of rows.
 struct Projected {
-    /// Empty where nobody reads what the rows attend to, as `gate` is.
+    /// Empty where the rows' attention is not read; so is `gate`.
     q: Rows,
     /// Empty where keys are borrowed, as `v` is.
     k: Rows,
@@ -185,7 +185,7 @@ impl Attention {
         of_index.take()
     }
 
-    /// How rows attend; `lists` are the blocks that the index chose.
+    /// Pages and softmax of the rows' attention; `lists` are the blocks that the index chose.
     fn how<'a>(&'a self, lists: Option<&'a Lists>) -> AttendHow<'a> {
         let spec = &self.spec;
         let variant = AttendVariant {
@@ -251,7 +251,7 @@ impl Attention {
         }
     }
 
-    /// What happens to queries and keys between their projections and the cache.
+    /// Normalises and rotates queries and keys between their projections and the cache.
     fn norm_and_rotate(&self, cx: &BlockCx<'_>, q: &mut Rows, k: &mut Rows) {
         let spec = &self.spec;
         let after_rotation = spec.qk_norm.is_some_and(|norm| norm.after_rotation);
@@ -274,7 +274,7 @@ impl Attention {
     }
 }
 
-/// What multiplies a block's input, as [`Attention`] has it.
+/// The projections of a block's input, as [`Attention`] has them.
 struct Projections {
     q: Linear,
     k: Option<Linear>,
@@ -329,7 +329,7 @@ impl Projections {
     }
 }
 
-/// What scores gain by the distance, `[n_head, 2 * reach + 1]`, from the tensor of the buckets.
+/// Biases of scores by distance, `[n_head, 2 * reach + 1]`, from the tensor of the buckets.
 fn load_biases(
     buckets: &Buckets,
     n_head: usize,

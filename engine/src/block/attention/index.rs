@@ -13,7 +13,7 @@ use crate::weights::WeightLoader;
 /// Weights of a block's index.
 pub(super) struct Index {
     spec: IndexSpec,
-    /// What is chosen for a row.
+    /// Positions or pools that are chosen for a row.
     sizes: PoolSizes,
     /// Which of the tensors beside the stream has them, if other blocks attend to them as well.
     place: usize,
@@ -23,25 +23,25 @@ pub(super) struct Index {
     pub(super) query: Linear,
     /// From the block's input, `[head_dim, n_embd]`.
     pub(super) key: Linear,
-    /// Weight and bias.
+    /// Weight and bias of the keys' norm.
     key_norm: [Vector; 2],
     /// From the block's input, `[n_head, n_embd]`.
     pub(super) weights: Linear,
-    /// Where keys are pooled.
+    /// Gates of the keys, where these are pooled.
     pub(super) gates: Option<Gates>,
 }
 
 /// The widths of what an index reads.
 pub(super) struct IndexWidths {
-    /// Of the block's input.
+    /// Width of the block's input.
     pub(super) n_embd: usize,
-    /// Of what queries are made of.
+    /// Width of the rows that queries are made of.
     pub(super) q_rank: usize,
     /// Elements of a head that are rotated.
     pub(super) n_pe: usize,
 }
 
-/// What weighs the keys of a pool's positions.
+/// Weights of the keys in a pool.
 pub(super) struct Gates {
     /// From the block's input, `[head_dim, n_embd]`.
     pub(super) matrix: Linear,
@@ -114,9 +114,9 @@ impl Index {
         }
     }
 
-    /// The positions or pools of each row, `[n, per_row]`. `q` is `[n, n_head * head_dim]` as
-    /// projected, `weights` is `[n, n_head]`; keys of the rows are in their pages. What other blocks attend to as well goes
-    /// along beside the rows.
+    /// The positions or pools of each row, `[n, per_row]`. `q` is `[n, n_head * head_dim]` as projected, `weights` is
+    /// `[n, n_head]`; keys of the rows are in their pages. A choice that other blocks use as well goes along beside the
+    /// rows.
     pub(super) fn choose(
         &self,
         cx: &mut BlockCx<'_>,

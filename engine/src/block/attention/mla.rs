@@ -61,7 +61,7 @@ struct Keys {
     index: [Rows; 2],
 }
 
-/// How queries are made.
+/// The projections to queries.
 enum Query {
     Full(Linear),
     /// Through normed rows of a smaller width.
@@ -73,10 +73,10 @@ enum Query {
 }
 
 impl Mla {
-    /// Loads `<stem>.attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
-    /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), `attn_output`; `attn_gate` of a
-    /// block with a gate, `attn_sinks` of one with sinks, `attn_k_norm` of one that norms what is rotated of a key,
-    /// `indexer` of one with an index.
+    /// Loads the tensors of `<stem>`: `attn_q` (or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`), `attn_kv_a_mqa`,
+    /// `attn_kv_a_norm`, `attn_k_b` and `attn_v_b` (or `attn_kv_b`), and `attn_output`. A block with a gate also has
+    /// `attn_gate`, one with sinks `attn_sinks`, one that norms the rotated part of a key `attn_k_norm`, and one with
+    /// an index `indexer`.
     pub fn load(
         spec: &MlaSpec,
         stem: &str,
@@ -183,7 +183,7 @@ impl Block for Mla {
 }
 
 impl Mla {
-    /// What projects to keys, and to keys and gates of the index.
+    /// Projections to keys, and to keys and gates of the index.
     fn of_keys(&self) -> [Option<&Linear>; 3] {
         let index = self.index.as_ref();
         let gates = index.and_then(|index| index.gates.as_ref());
@@ -230,8 +230,8 @@ impl Mla {
         }
     }
 
-    /// Attention of queries `[n, n_head * (kv_rank + n_pe)]` to all positions before their rows, to those that the block's
-    /// `own` index chose, or to those that came along beside the rows; `[n, n_head * kv_rank]`.
+    /// Attention of queries `[n, n_head * (kv_rank + n_pe)]` to all positions before their rows, or to chosen ones. The
+    /// block's `own` index chose these, or they came along beside the rows. Returns `[n, n_head * kv_rank]`.
     fn attend(&self, cx: &BlockCx<'_>, kv: &KvCache, own: Option<&Rows>, q_hat: &Rows) -> Rows {
         let spec = &self.spec;
         let mut latent = cx.scratch.take(q_hat.n_rows(), spec.n_head * spec.kv_rank);

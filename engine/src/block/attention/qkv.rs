@@ -8,7 +8,7 @@ use crate::kernels::Vector;
 use crate::spec::{AttentionSpec, KvFrom, ModelError, NormOver};
 use crate::weights::WeightLoader;
 
-/// Loads queries, keys and values of `rows` rows each: `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
+/// Loads queries, keys and values of `rows` rows each. They are `<stem>.attn_{q,k,v}`, or `<stem>.attn_qkv` where the
 /// file has them below each other in one tensor (the bias may be in one or in three then).
 pub(super) fn load_qkv(
     loader: &mut WeightLoader<'_>,
@@ -52,7 +52,7 @@ pub(super) struct QkNorms {
     k: Option<Weights>,
 }
 
-/// Of one of them.
+/// Weight and bias of one projection.
 struct Weights {
     weight: Vector,
     /// Zeros where the file has none and the norm needs one; else empty.

@@ -1,5 +1,5 @@
-//! The norms of a mixture whose shared expert stands beside the others as a branch of its own: each branch norms what it
-//! reads and what it gives, and the router norms what it reads as well.
+//! The norms of a mixture whose shared expert is a branch of its own beside the other experts. Each branch norms its
+//! input and its output, and the router norms its input as well.
 
 use crate::kernels::Vector;
 use crate::spec::ModelError;
@@ -7,11 +7,11 @@ use crate::weights::WeightLoader;
 
 /// Weights of these norms, `[n_embd]` each.
 pub(super) struct Branches {
-    /// Before the shared expert and behind it.
+    /// Weights of the norms before the shared expert and behind it.
     pub shared: [Vector; 2],
-    /// Before the other experts and behind their sum.
+    /// Weights of the norms before the other experts and behind their sum.
     pub experts: [Vector; 2],
-    /// Before the router.
+    /// Weight of the norm before the router.
     pub router: Vector,
     /// Epsilon of them all.
     pub eps: f32,

@@ -22,19 +22,19 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Experts of one size.
 pub(super) struct Experts {
-    /// What tells them from those of other layers in this process.
+    /// Number of the layer's experts, unique in this process.
     id: u64,
     n_ff: usize,
     activation: Activation,
     /// Whether weights multiply what an expert reads, not what it gives.
     weigh_input: bool,
-    /// Where the activation has one.
+    /// Projections of the gate, where the activation has one.
     gate: Option<Projections>,
     up: Projections,
     down: Projections,
 }
 
-/// How many experts there are, and what one computes.
+/// Number of experts, and the computation of one.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertsShape {
     pub(super) n: usize,
@@ -55,7 +55,7 @@ struct Projections {
     adapters: Vec<ExpertLora>,
 }
 
-/// Where experts work: the stage's device, or what lies beside it.
+/// Device and memory that experts are computed with: those of the stage, or those beside it.
 struct Place<'a> {
     device: &'a Device,
     scratch: &'a Scratch,
@@ -182,8 +182,8 @@ impl Experts {
         }
     }
 
-    /// What the chosen experts give for each pair where some of them are computed with the stage's device, while the others are
-    /// computed where they lie; `None` where all are.
+    /// Outputs of the chosen experts for each pair, where some experts are computed with the stage's device and the
+    /// others where they lie. `None` where all are computed where they lie.
     fn of_pairs_apart(&self, cx: &BlockCx<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
         let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
         if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
@@ -241,7 +241,7 @@ impl Experts {
         device.make_room(&self.matrices())
     }
 
-    /// What the chosen experts give for each pair.
+    /// Outputs of the chosen experts for each pair.
     fn of_pairs(&self, place: &Place<'_>, x: &Rows, routing: &Routing) -> Rows {
         let Place { device, scratch, .. } = *place;
         let (width, n_pairs) = (x.cols(), routing.n_pairs());
@@ -316,7 +316,7 @@ impl Experts {
         self.projections().map(Projections::nbytes).sum()
     }
 
-    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    /// Bytes among these that lie elsewhere than in the memory of the stage's device.
     pub(super) fn nbytes_beside(&self) -> usize {
         self.projections().map(Projections::nbytes_beside).sum()
     }
@@ -347,7 +347,8 @@ fn project(
 }
 
 impl Projections {
-    /// Those of `experts`, which are of one tensor, with the bias `name` `{rows, n_expert}` where the file has it.
+    /// Loads the projections of `experts`, which are one tensor's, with the bias `name` `{rows, n_expert}` where the
+    /// file has it.
     fn load(
         experts: Vec<Linear>,
         name: &str,

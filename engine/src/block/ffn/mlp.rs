@@ -12,12 +12,12 @@ use crate::weights::WeightLoader;
 /// Weights of one dense FFN.
 pub struct Mlp {
     activation: Activation,
-    /// Where the activation has one.
+    /// Projection to the gate, where the activation has one.
     gate: Option<Linear>,
     up: Linear,
     /// Weight and epsilon of a norm before the way down.
     sub_norm: Option<(Vector, f32)>,
-    /// See [`MlpSpec::gate_above`].
+    /// Threshold of the gate's values: [`MlpSpec::gate_above`].
     gate_above: Option<f32>,
     down: Linear,
 }

@@ -25,11 +25,11 @@ pub struct Moe {
     /// To the experts' logits.
     router: Linear,
     selection_bias: Option<Vector>,
-    /// Where tokens have experts of their own.
+    /// Table of experts by token, where tokens have experts of their own.
     by_token: Option<TokenExperts>,
-    /// Where experts work in another width.
+    /// Projections to and from the experts' width, where that is not the model's.
     latent: Option<Latent>,
-    /// Where the shared expert and the others have norms of their own.
+    /// Norms of the branches, where the shared expert and the others have norms of their own.
     branches: Option<Branches>,
     experts: Experts,
     adjugates: Option<Adjugates>,
@@ -233,7 +233,7 @@ impl Moe {
         cx.device.add_scaled(out, &sum, spec.scale);
     }
 
-    /// What the router gives each expert, `[n_rows, n_expert]`.
+    /// The router's scores of each expert, `[n_rows, n_expert]`.
     fn probs(&self, cx: &BlockCx<'_>, x: &Rows) -> Rows {
         let mut probs = self.router.forward(cx, x);
         match self.spec.router {

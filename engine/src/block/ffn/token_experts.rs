@@ -37,7 +37,7 @@ impl TokenExperts {
         }
     }
 
-    /// Those of a token, which the vocabulary has.
+    /// Experts of a token, whose id must be in the vocabulary.
     pub(super) fn of(&self, token: u32) -> &[u32] {
         &self.ids[token as usize * self.n_used..][..self.n_used]
     }

@@ -1,4 +1,4 @@
-//! What adapters add to projections that each expert has for itself.
+//! Changes of adapters to projections that each expert has for itself.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::ops::RoutingPart;
 use crate::spec::ModelError;
 use crate::weights::WeightLoader;
 
-/// What one adapter adds to a projection of each expert.
+/// An adapter's change of a projection of each expert.
 pub(in crate::block) struct ExpertLora {
     adapter: u32,
     /// `[rank, in features]` each.
@@ -21,7 +21,7 @@ pub(in crate::block) struct ExpertLora {
 }
 
 impl ExpertLora {
-    /// Those of a projection, of what each expert has: the same adapters in the same order.
+    /// Changes of one projection, from those of each expert. All experts must have the same adapters in the same order.
     pub(in crate::block) fn together(
         loader: &WeightLoader<'_>,
         experts: Vec<Vec<Lora>>,
@@ -36,7 +36,7 @@ impl ExpertLora {
         Ok(all)
     }
 
-    /// That of one adapter; none where there are no experts.
+    /// The change by one adapter; `None` where there are no experts.
     fn of(loader: &WeightLoader<'_>, experts: Vec<Lora>) -> Result<Option<Self>, ModelError> {
         let Some(first) = experts.first() else { return Ok(None) };
         let (adapter, rank, alpha) = (first.adapter, first.b.cols(), first.alpha);
@@ -51,12 +51,12 @@ impl ExpertLora {
         uses.iter().any(|used| used.adapter == self.adapter)
     }
 
-    /// Bytes of its matrices. What several projections share is counted once over all of them.
+    /// Bytes of its matrices. A matrix that several projections share is counted once over all of them.
     pub(in crate::block) fn nbytes(&self) -> usize {
         self.a.nbytes() + self.b.nbytes()
     }
 
-    /// Of these, bytes that lie elsewhere than what the stage's device computes with.
+    /// Bytes among these that lie elsewhere than in the memory of the stage's device.
     pub(in crate::block) fn nbytes_beside(&self) -> usize {
         self.a.nbytes_beside() + self.b.nbytes_beside()
     }

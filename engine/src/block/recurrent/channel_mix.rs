@@ -15,7 +15,7 @@ pub struct ChannelMix {
     lerp: Vector,
     key: Linear,
     value: Linear,
-    /// How far its input leans to the row before, and its matrix, where the block has a gate.
+    /// Share of the previous row in the gate's input, and the gate's matrix; `None`: no gate.
     gate: Option<(Vector, Linear)>,
 }
 

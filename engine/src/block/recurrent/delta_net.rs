@@ -29,7 +29,7 @@ pub struct DeltaNet {
     alpha: Linear,
     /// Over queries and keys.
     conv_qk: Conv,
-    /// Over values.
+    /// Convolution over the values.
     conv_v: Conv,
     /// Added to the forget gate, `[n_head]`.
     forget_bias: Vector,

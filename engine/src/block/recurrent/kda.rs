@@ -17,7 +17,7 @@ pub struct Kda {
     unit_eps: f32,
     /// To queries, keys and values, `[inner, n_embd]` each.
     qkv: [Linear; 3],
-    /// Their convolutions.
+    /// Convolutions of queries, keys and values.
     convs: [Conv; 3],
     forget: Gate,
     /// Added to the forget gate, `[inner]`.
@@ -34,7 +34,7 @@ pub struct Kda {
     output: Linear,
 }
 
-/// To a gate.
+/// Matrices to a gate.
 enum Gate {
     /// `[d, n_embd]`, then `[inner, d]`.
     LowRank([Linear; 2]),

@@ -12,7 +12,7 @@ use crate::spec::{LightningSpec, ModelError};
 use crate::state::{BlockState, scan_parts};
 use crate::weights::WeightLoader;
 
-/// What softplus makes one of: `ln(e - 1)`.
+/// Number whose softplus is 1: `ln(e - 1)`.
 const STEP_OF_ONE: f32 = 0.541_324_85;
 
 /// Weights of one layer's lightning attention.

@@ -1,5 +1,5 @@
-//! The Mamba-2 mixer (arXiv 2405.21060, section 7): projections, a causal convolution over x, B and C, the
-//! state space recurrence, a gate, a norm by groups where there is one, and the output projection.
+//! The Mamba-2 mixer (arXiv 2405.21060, section 7). It consists of projections, a causal convolution over x, B and C,
+//! the state space recurrence, a gate, an optional norm by groups, and the output projection.
 //!
 //! PLaMo 2 has the convolution over x alone, and makes B, C and the time steps of what comes out of it.
 
@@ -25,7 +25,7 @@ pub struct Mamba2 {
     output: Linear,
 }
 
-/// Where time steps come from.
+/// Source of the time steps.
 enum Steps {
     /// The block's input, `[n_head, n_embd]`; B and C stand beside x.
     Input(Linear),

@@ -17,7 +17,7 @@ pub(super) const HEAD_EPS: f32 = 64e-5;
 pub struct TimeMix {
     spec: TimeMixSpec,
     shift: TokenShift,
-    /// How far each of r, w, k, v, a and g (where there are gates) leans to the row before, `[n_embd]` each.
+    /// Share of the previous row in the input of each of r, w, k, v, a and g (where there are gates), `[n_embd]` each.
     lerp: Vec<Vector>,
     receptance: Linear,
     key: Linear,
@@ -26,7 +26,7 @@ pub struct TimeMix {
     rate: LowRank,
     /// Towards the first layer's values, with its bias; the first layer has none.
     value_mix: Option<(LowRank, Vector)>,
-    /// Where the block has gates.
+    /// Matrices of the gate, where the block has one.
     gate: Option<LowRank>,
     weights: Wkv7Weights,
     r_k: Vector,

@@ -27,13 +27,13 @@ pub struct TimeMix6 {
     gate: Linear,
     decay: LowRank,
     decay_bias: Vector,
-    /// What RWKV-6 has and linear attention has not: how much of its own key a row reads, and weight and bias of the
-    /// norm over heads; `[n_embd]` each.
+    /// Vectors of RWKV-6 that linear attention lacks: the share of its own key that a row reads, and weight and bias of
+    /// the norm over heads; `[n_embd]` each.
     own_and_norm: Option<[Vector; 3]>,
     output: Linear,
 }
 
-/// How far each mixture leans to the row before, by a fixed share and by one that the rows give.
+/// Share of the previous row in each mixture: a fixed part, and one computed from the rows.
 struct Mix {
     first: Vector,
     /// `[5 * rank, n_embd]`.

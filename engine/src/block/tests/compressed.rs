@@ -11,7 +11,7 @@ const BASE: f64 = 100.0;
 const N_ROT: usize = 8;
 /// Rows of two sequences: over several pages, and a short one.
 const LENGTHS: [usize; 2] = [200, 30];
-/// As many heads as make equal scores unlikely.
+/// An index with so many heads that equal scores are unlikely.
 const INDEX: EntryIndexSpec = EntryIndexSpec { n_head: 18, head_dim: 12, per_row: 5 };
 
 fn spec(window: usize, entries: Option<EntriesSpec>) -> CompressedSpec {

@@ -151,7 +151,7 @@ fn kda(gates: KdaGates, decay_bound: Option<f32>) -> BlockKind {
     BlockKind::Kda(spec)
 }
 
-/// As [`kda_tensors`] with the two matrices of the output gate as one.
+/// As [`kda_tensors`], with the two matrices of the output gate joined to one.
 fn full_gate_tensors() -> Tensors {
     let mut tensors = kda_tensors();
     let mut take = |part: &str| tensors.0.remove(&format!("blk.0.ssm_g_{part}.weight")).unwrap().1;

@@ -230,11 +230,11 @@ fn turned_head(
     }
 }
 
-/// What the index keeps of the positions so far.
+/// Keys and gates that the index keeps of the positions so far.
 #[derive(Default)]
 struct IndexPast {
     keys: Vec<Vec<f64>>,
-    /// Where keys are pooled.
+    /// Gates of the keys, where these are pooled.
     gates: Vec<Vec<f64>>,
 }
 
@@ -402,7 +402,7 @@ fn rows_attend_to_the_positions_that_the_index_scores_best() {
     }
 }
 
-/// Of pools that lie over a page's end too, with and without elements that are rotated.
+/// The pools include some that lie over a page's end, with and without rotated elements.
 #[test]
 fn rows_attend_to_the_pools_that_the_index_scores_best() {
     for (positions, per_row, n_pe) in [(2, 3, 0), (4, 1, 0), (3, 5, N_PE), (5, 2, 0), (4, 16, 0)] {

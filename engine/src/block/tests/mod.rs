@@ -94,12 +94,12 @@ struct Bench {
     state: BlockState,
     sequences: Sequences,
     scratch: Scratch,
-    /// What comes along beside the rows of the next step, and what the block leaves there.
+    /// Rows beside the rows of the next step, before and after the block.
     beside: Vec<Rows>,
     n_embd: usize,
     /// The token of each row; those that are missing are 0.
     tokens: Vec<u32>,
-    /// How often the block waited for a GPU in the last step.
+    /// Number of times that the block waited for a GPU in the last step.
     waits: u64,
 }
 
@@ -214,7 +214,7 @@ impl OfTwo<'_> {
         }
     }
 
-    /// What comes out for one sequence after the other, when each ubatch has `step` rows of both.
+    /// Outputs of one sequence after the other, when each ubatch has `step` rows of both.
     fn in_steps(&self, kernels: &'static Kernels, x: &[Vec<f32>; 2], step: usize) -> Vec<f32> {
         let (mut bench, n_embd) = (self.bench(kernels), self.n_embd);
         let mut outs = [Vec::new(), Vec::new()];

@@ -9,7 +9,8 @@ const N_EMBD: usize = 48;
 const N_ROWS: usize = 9;
 const EPS: f32 = 1e-6;
 
-/// What a block makes of rows with `beside` them on every table, the same bits on each: `out`, and what it leaves there.
+/// Runs a block on rows with `beside` them on every table, and checks that all give the same bits. Returns its output
+/// and the rows beside it.
 fn run(
     kind: &BlockKind,
     tensors: &Tensors,

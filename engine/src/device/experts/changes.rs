@@ -1,4 +1,4 @@
-//! What is added to experts' products for some of the rows alone.
+//! Changes to experts' products for some of the rows alone.
 
 use super::{ExpertJob, ExpertMatrices, products_of};
 use crate::device::ops::run::bring_lists;
@@ -11,7 +11,7 @@ pub struct ExpertChange<'a> {
     pub a: &'a ExpertMatrices,
     /// `[out features, rank]` each.
     pub b: &'a ExpertMatrices,
-    /// What multiplies it.
+    /// Factor `s` on the change.
     pub scale: f32,
 }
 

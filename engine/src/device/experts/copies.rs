@@ -89,8 +89,8 @@ impl Device {
         }
     }
 
-    /// Notes which experts of a layer a ubatch used, and may give one of them a copy, which is there for the next one: at most one
-    /// at a time, so that nobody waits long for it.
+    /// Notes which experts of a layer a ubatch used, and may give one of them a copy, which the next ubatch finds. At
+    /// most one expert gets a copy at a time, so that the wait for it is short.
     pub fn learn(&self, layer: u64, routing: &Routing, matrices: &[&ExpertMatrices]) {
         let (Some(there), Some(beside)) = (&self.there, &self.beside) else { return };
         let copies = &mut *beside.copies();

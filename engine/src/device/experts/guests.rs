@@ -29,19 +29,19 @@ pub struct Guests<'a> {
 pub struct RoutingShare {
     /// Rows and weights of these pairs alone.
     pub routing: Routing,
-    /// Which pairs of all they are.
+    /// Ranges of these pairs among all pairs.
     pub pairs: Vec<Range<usize>>,
-    /// The experts.
+    /// Numbers of the experts.
     pub experts: Vec<usize>,
 }
 
-/// Where experts of a ubatch are computed.
+/// The experts of a ubatch, by the place where they are computed.
 pub struct ExpertShares<'a> {
-    /// Those with a copy on the device, and the copies.
+    /// Experts with a copy on the device, and the copies.
     pub with_copy: Option<(RoutingShare, Guests<'a>)>,
-    /// Those whose weights are sent there, some at a time.
+    /// Experts whose weights are sent to the device, some at a time.
     pub visiting: Vec<RoutingShare>,
-    /// Those that are computed where they lie.
+    /// Experts that are computed where they lie.
     pub staying: RoutingShare,
 }
 
@@ -91,7 +91,7 @@ impl Device {
         Ok(there.finish()?)
     }
 
-    /// When experts of the host's memory are sent to the device.
+    /// Sets when experts of the host's memory are sent to the device.
     pub fn set_visits(&mut self, visits: Visits) {
         if let Some(beside) = &mut self.beside {
             beside.visits = visits;
@@ -122,8 +122,8 @@ impl Device {
         })
     }
 
-    /// Where the experts of `routing` are computed, which is where [`Device::away`] went. `None` where all are computed there.
-    /// `layer` and `matrices` are those of the experts.
+    /// Places where the experts of `routing` are computed, for the rows that [`Device::away`] sent. `None` where all
+    /// are computed in the host's memory. `layer` and `matrices` are those of the experts.
     pub fn shares(
         &self,
         layer: u64,
@@ -186,7 +186,7 @@ impl Device {
                 let host = matrices.matrix(*expert);
                 let len = host.nbytes();
                 let mut place = places.with(|places| places.get_mut(&len)?.pop())?;
-                // Whoever had it is gone: its matrices were dropped before it was given back.
+                // Its last user is gone: the matrices were dropped before the place was given back.
                 Arc::get_mut(&mut place)?.write(0, host.bytes());
                 all.push(Arc::new(host.copied_to(place.clone())));
                 guests.taken.push(place);
@@ -213,7 +213,7 @@ impl Device {
 }
 
 impl Beside {
-    /// So many pairs are computed with the device that the host was to compute: with copies that are there, and with guests.
+    /// Counts pairs that the device computed in place of the host, with copies that are there and with guests.
     fn count_pairs(&self, with_copy: u64, visiting: u64) {
         self.n_pairs[0].fetch_add(with_copy + visiting, Ordering::Relaxed);
         self.n_pairs[1].fetch_sub(with_copy + visiting, Ordering::Relaxed);
@@ -232,7 +232,7 @@ impl Beside {
 }
 
 impl RoutingShare {
-    /// That of the experts at these places of the list, in ascending order; `weights` are those of all pairs.
+    /// The share of the experts at these places of the list, in ascending order; `weights` are those of all pairs.
     fn new(routing: &Routing, weights: &[f32], places: &[usize]) -> Self {
         let all = routing.lists();
         let (mut rows, mut spans, mut shares) = (Vec::new(), Vec::new(), Vec::new());

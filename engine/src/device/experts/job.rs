@@ -8,25 +8,26 @@ use crate::ops::{ExpertRows, Routing};
 /// A projection of each expert.
 #[derive(Clone, Copy)]
 pub struct ExpertWay<'a> {
-    /// Of all experts, of one shape.
+    /// Matrices of all experts, of one shape.
     pub w: &'a ExpertMatrices,
     /// `[n_expert, rows]`.
     pub bias: Option<&'a Vector>,
 }
 
-/// What experts consist of.
+/// Projections of a layer's experts.
 pub struct ExpertWays<'a> {
     /// `[n_ff, width]` each.
     pub up: ExpertWay<'a>,
-    /// As large, where the activation has one.
+    /// Gate of the same size as `up`, where the activation has one.
     pub gate: Option<ExpertWay<'a>>,
     /// `[width, n_ff]` each.
     pub down: ExpertWay<'a>,
 }
 
 impl Device {
-    /// What experts make of their rows, `[n_pairs, width]`, with the bits of single steps: `activate` changes what came up, given
-    /// what the gate gave. `None` where steps are to follow one another: with a device, and for many rows.
+    /// Outputs of the experts for their rows, `[n_pairs, width]`, with the bits of single steps. `activate` gets the
+    /// outputs of the up matrices, which it changes, and those of the gates. `None` where steps must follow one
+    /// another: with a device, and for many rows.
     ///
     /// # Panics
     /// If shapes disagree.

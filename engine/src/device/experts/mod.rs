@@ -1,4 +1,4 @@
-//! What experts do with the rows that a router sent them, and where they lie: with the device, or in the host's memory beside it.
+//! Experts on the rows that a router sent them. The experts lie with the device, or in the host's memory beside it.
 
 pub(super) mod changes;
 pub(super) mod copies;
@@ -23,9 +23,9 @@ use crate::ops::{
 /// The matrices of all experts of a tensor, of one type and shape.
 pub struct ExpertMatrices {
     all: Vec<Arc<PackedMatrix>>,
-    /// Whose they are, in ascending order, where these are not all experts.
+    /// Numbers of the experts, in ascending order, where these are not all.
     of: Option<Vec<usize>>,
-    /// Where a device finds them all.
+    /// A device's table of all matrices, where it has made one.
     table: Option<Table>,
     /// Whether a device computes, and they lie with the host.
     is_beside: bool,
@@ -33,7 +33,7 @@ pub struct ExpertMatrices {
 
 /// A tensor of experts that rows are multiplied with, and where its products go.
 pub struct ExpertJob<'a> {
-    /// Of all experts, `[out features, cols]` each.
+    /// Matrices of all experts, `[out features, cols]` each.
     pub w: &'a ExpertMatrices,
     /// `[n_pairs, out features]`.
     pub out: &'a mut Rows,
@@ -60,12 +60,12 @@ impl ExpertMatrices {
         self.all.first().map_or(0, |matrix| matrix.rows())
     }
 
-    /// Those of some experts, in ascending order: products find them one by one.
+    /// Matrices of some experts, in ascending order: products find them one by one.
     pub(super) fn of_some(experts: Vec<usize>, all: Vec<Arc<PackedMatrix>>) -> Self {
         Self { all, of: Some(experts), table: None, is_beside: false }
     }
 
-    /// That of an expert.
+    /// The matrix of an expert.
     ///
     /// # Panics
     /// If there is none of that number.
@@ -74,7 +74,7 @@ impl ExpertMatrices {
         &self.all[place.expect("an expert that is here")]
     }
 
-    /// Where a device finds them all.
+    /// A device's table of all matrices, where it has made one.
     pub(super) fn table(&self) -> Option<&Table> {
         self.table.as_ref()
     }
@@ -175,8 +175,9 @@ impl Device {
         self.run(AddExpertBiases { out: out.view_mut(), d, biases, routing });
     }
 
-    /// Adds to each row of `out`, `[n_rows, x.cols()]`, the rows `x` of its pairs times their weights, one after the other in
-    /// the order in which its experts were chosen; with weight 1 where pairs were weighed before.
+    /// Adds to each row of `out`, `[n_rows, x.cols()]`, the rows `x` of its pairs times their weights. They are added
+    /// one after the other, in the order in which the row's experts were chosen. Pairs that were weighed before have
+    /// weight 1.
     pub fn add_pairs(&self, out: &mut Rows, x: &Rows, routing: &Routing, are_weighed: bool) {
         let d = x.cols();
         let mut add = |x: View<'_, f32>| {

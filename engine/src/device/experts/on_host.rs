@@ -1,6 +1,6 @@
 //! The host beside a device: experts that lie in its memory are computed there, and all else goes on with the device.
 //!
-//! What crosses is one copy each way: rows with their routing, and what the experts make of them. The host waits for the first only.
+//! One copy crosses each way: rows with their routing, and the experts' outputs. The host waits for the first only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::kernels::{Compute, DeviceError, KernelError, PackedMatrix};
 use crate::ops::{Copy, Fetch, Inbox, Part, Routing, View};
 use crate::quant::GgmlType;
 
-/// What the host has for its part.
+/// The host's part in computing experts beside a device.
 pub(crate) struct Beside {
     host: Device,
     scratch: Scratch,
@@ -24,7 +24,7 @@ pub(crate) struct Beside {
     pub(super) n_pairs: [AtomicU64; 2],
     /// Bytes of experts that visited here so far.
     pub(super) sent_bytes: AtomicU64,
-    /// When they do, and where.
+    /// Rule by which experts visit the device, and their places there.
     pub(super) visits: Visits,
     pub(super) places: Places,
     /// Copies of some that stay here, and pairs that were computed with these.
@@ -32,12 +32,12 @@ pub(crate) struct Beside {
     pub(super) n_hits: AtomicU64,
 }
 
-/// What experts of a stage on a device did since it was loaded.
+/// Counts of a stage's experts on a device, since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
     /// Rows that they computed with the device, each row for each of its experts.
     pub device_rows: u64,
-    /// Of these, rows of experts of the host's memory that had a copy there.
+    /// Rows among these of experts in the host's memory that had a copy on the device.
     pub copy_rows: u64,
     /// Rows that they computed with the host beside it.
     pub host_rows: u64,
@@ -50,21 +50,21 @@ pub struct Sent {
     /// The rows, and behind them experts and weights where these are chosen by a device.
     values: Box<dyn Fetch>,
     cols: usize,
-    /// Which experts work on them: filled where the host chose.
+    /// Routing of the rows: filled where the host chose.
     routing: Routing,
 }
 
 /// Rows where their experts lie, and what computes there.
 pub struct Away<'a> {
-    /// What computes.
+    /// Device that computes them, the host.
     pub device: &'a Device,
-    /// Where rows come from.
+    /// Memory for new rows.
     pub scratch: &'a Scratch,
-    /// The rows.
+    /// Rows that experts read.
     pub x: Rows,
-    /// Which experts work on which of them.
+    /// Routing of the rows to experts.
     pub routing: Routing,
-    /// Nothing is to be computed.
+    /// Whether the pass is a rehearsal, in which nothing is computed.
     pub is_rehearsal: bool,
 }
 
@@ -119,8 +119,8 @@ impl Device {
         PackedMatrix::pack(&self.compute, ty, rows, cols, bytes)
     }
 
-    /// Sends rows and their routing to where the experts `w` lie; `None` where that is here. What is told to this device from now
-    /// on it computes meanwhile.
+    /// Sends rows and their routing to where the experts `w` lie; `None` where that is here. The device computes the
+    /// ops that it is told from now on meanwhile.
     ///
     /// # Panics
     /// If there is no memory for the copy. The stage ends with this as its reason.
@@ -144,7 +144,7 @@ impl Device {
         Some(Sent { values, cols: x.cols(), routing: sent })
     }
 
-    /// What experts did so far. On the CPU nobody counts it.
+    /// Counts of the experts so far; zeros on the CPU.
     pub fn expert_counts(&self) -> ExpertCounts {
         let Some(beside) = &self.beside else { return ExpertCounts::default() };
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Device {
         ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes }
     }
 
-    /// Has this device begin with all that it was told.
+    /// Makes this device begin with all that it was told.
     pub fn begin(&self) {
         self.there.iter().for_each(|there| there.begin());
     }
@@ -192,7 +192,7 @@ impl Device {
     }
 }
 
-/// Where rows lie with a device.
+/// Place of rows in a device's memory.
 ///
 /// # Panics
 /// If they lie with the host.

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::ops::Buffer;
 
-/// Those that nobody has, by their bytes.
+/// Free places, by their length in bytes.
 type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
 
-/// Places for matrices.
+/// Places for matrices in a device's memory.
 #[derive(Default)]
 pub(super) struct Places(Mutex<Free>);
 
 impl Places {
-    /// Looks at those that nobody has, takes some, or gives some back.
+    /// Looks at the free places, takes some, or gives some back.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Free) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,5 +1,5 @@
-//! Which experts of the host's memory are worth a copy on the GPU: those that are used most of late. Here nobody knows memory or
-//! devices.
+//! The choice of experts in the host's memory that get a copy on the GPU: those that are used most of late. The code
+//! here knows neither memory nor devices.
 //!
 //! Each ubatch that uses an expert counts one for it, however many rows it has: with a copy, the host need not read its weights.
 //! Counts fade. An expert is let in when it was used more than once of late, and where there is no room, when it is used clearly
@@ -7,11 +7,11 @@
 
 use std::collections::HashMap;
 
-/// What remains of a count after a ubatch: half of it after some hundred.
+/// Share of a count that remains after a ubatch: half of it is left after some hundred.
 const FADING: f32 = 0.995;
 /// A count from which on an expert is let in.
 const LEAST: f32 = 1.5;
-/// How many times, and by how many uses, it must be more than that of the one that leaves.
+/// Factor, and number of uses, by which a new count must exceed that of the expert that leaves.
 const TIMES: f32 = 1.25;
 const MORE: f32 = 1.0;
 /// A unit of counting beyond which all counts are scaled down.
@@ -20,14 +20,14 @@ const LARGE: f32 = 1e20;
 /// An expert: its layer and its number.
 pub type Expert = (u64, usize);
 
-/// How often experts were used of late.
+/// Recent uses of experts, by layer.
 #[derive(Debug, Default)]
 pub struct Counts(HashMap<u64, Layer>);
 
 #[derive(Debug, Default)]
 struct Layer {
     counts: Vec<f32>,
-    /// What a use counts by now: it grows, so that what was counted before fades.
+    /// Weight of a use now. It grows, so that earlier counts fade.
     unit: f32,
 }
 

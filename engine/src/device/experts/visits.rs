@@ -1,17 +1,18 @@
-//! Which of a layer's experts that lie with the host are sent to the GPU for a ubatch: with many rows the GPU computes in less time
-//! what it takes to send the weights and the host to compute. No byte depends on it.
+//! The choice of a layer's experts that lie with the host and are sent to the GPU for a ubatch. With many rows, the GPU
+//! finishes in the time that the host would need, though the weights are sent first. No byte of a result depends on the
+//! choice.
 
 use std::ops::Range;
 
-/// When experts of the host's memory are sent to the GPU.
+/// Rule by which experts of the host's memory are sent to the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Visits {
-    /// Never.
+    /// Experts are never sent.
     #[default]
     Never,
-    /// From so many rows of an expert on: for tests.
+    /// Experts with so many rows or more are sent: for tests.
     From(usize),
-    /// As these speeds say.
+    /// Experts are sent where these speeds make it faster.
     Measured(VisitSpeeds),
 }
 
@@ -60,10 +61,8 @@ impl VisitSpeeds {
         [sent, here]
     }
 
-    /// How many of experts with so many rows, the greatest number first, are to be sent, so that the slower of both is done soonest.
-    /// Only those are whose rows take the host longer: sending reads the host's memory too, and while that is what the host waits
-    /// for, nothing is won.
-    /// The seconds until then come with it.
+    /// Number of experts to send so that the slower of host and GPU finishes soonest, and the seconds until then.
+    /// `counts` are rows of each expert, the greatest number first.
     fn most_useful(&self, counts: &[usize], bytes: f64, operations: f64) -> (f64, usize) {
         let of = |rows: &usize| self.seconds(*rows, bytes, operations);
         let mut left: f64 = counts.iter().map(|rows| of(rows)[1]).sum();

@@ -1,4 +1,4 @@
-//! What an index chose, where attention reads it.
+//! Lists of an index's choice, in the memory where attention reads them.
 
 use crate::device::Device;
 use crate::device::accelerator::{first, first_mut};

@@ -10,15 +10,15 @@ pub type FewValues = Vec<(u32, f32)>;
 
 /// The greatest values of each row: on their way to the host.
 pub struct FoundGreatest {
-    /// Of each row the greatest value's key and place: [`Greatest`].
+    /// Key and place of each row's greatest value: [`Greatest`].
     first: Box<dyn Fetch>,
-    /// How many of each row more than the place of one is wanted of, and these: [`FewGreatest`].
+    /// Number of greatest values wanted of each row, and these: [`FewGreatest`]. `None`: one place is enough.
     several: Option<(usize, Box<dyn Fetch>)>,
 }
 
 impl FoundGreatest {
-    /// The values with their places, which ascend; of equal ones the earlier. A single one counts as 0. `None` where a row has a
-    /// value that is no number or +inf, or only -inf: whoever asks looks at the rows then. Waits for them.
+    /// The values with their places, which ascend; of equal ones the earlier. A single one counts as 0. `None` where a
+    /// row has a value that is no number or +inf, or only -inf: the caller must look at the rows then. Waits for them.
     pub fn values(&self) -> Option<Vec<FewValues>> {
         let firsts: &[[u32; 2]] = bytemuck::cast_slice(self.first.bytes());
         if !firsts.iter().all(|[key, _]| is_usable(*key)) {
@@ -50,7 +50,8 @@ impl Device {
     }
 }
 
-/// What is found in rows that lie with a device, on its way to the host: `k` values of each row, or the first of the greatest.
+/// Greatest values of rows that lie with a device, on their way to the host: `k` of each row, or the first of the
+/// greatest.
 fn found(there: &There, x: &Rows, k: Option<usize>) -> Option<Box<dyn Fetch>> {
     let (n_rows, d, x) = (x.n_rows(), x.cols(), x.view());
     let bytes = 2 * k.unwrap_or(1) * n_rows * size_of::<u32>();

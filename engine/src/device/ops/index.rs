@@ -1,4 +1,4 @@
-//! What indexes of sparse attention choose, and the keys by which they do.
+//! Indexes of sparse attention: the choice of pools and blocks, and the keys it is made by.
 
 use crate::device::{Device, Lists, Memory, Rows};
 use crate::kernels::{AttendPart, BlockSizes, KernelError, KvLayout, PoolSizes, RopeTable, Vector};
@@ -13,26 +13,26 @@ pub struct IndexOver<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other.
     pub pool: &'a Memory<u8>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
 }
 
-/// What an index of means is, whatever rows it chooses for: see [`ChooseByMeans`].
+/// Sizes and weights of an index of means: see [`ChooseByMeans`].
 #[derive(Clone, Copy)]
 pub struct IndexOfMeans<'a> {
-    /// Its heads.
+    /// Number of heads.
     pub n_head: usize,
-    /// What it chooses.
+    /// Positions of a block, and blocks chosen for a row.
     pub sizes: BlockSizes,
     /// Weight of the norm of a mean, `[index_dim]`.
     pub norm: &'a Vector,
     /// Epsilon of that norm.
     pub eps: f32,
-    /// What rotates a mean.
+    /// Sines and cosines for the means.
     pub rope: Option<&'a RopeTable>,
 }
 
-/// What weighs keys that become one.
+/// Sizes and biases by which the keys of a pool's positions become one.
 #[derive(Clone, Copy)]
 pub struct PoolingBy<'a> {
     /// Positions of a pool, at least 2.

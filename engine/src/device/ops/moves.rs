@@ -105,7 +105,7 @@ impl Device {
         self.run(RepeatRows { x: x.view(), d, times, out: out.view_mut() });
     }
 
-    /// Rows `picked` of `x`, in this order. Those that the host keeps, whatever computes, stay there.
+    /// Rows `picked` of `x`, in this order. Values that the host always keeps stay there.
     pub fn picked_rows(&self, scratch: &Scratch, x: &Rows, picked: &[u32]) -> Rows {
         let mut out = if self.there.is_some() && !x.is_there() {
             Rows::new(vec![0.0; picked.len() * x.cols()], x.cols())

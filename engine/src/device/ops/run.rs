@@ -1,4 +1,5 @@
-//! Where an op runs: on the device that has what it writes and a kernel for it, else on the host. This is the one place for that.
+//! Dispatch of an op. It runs on the device that has its outputs and a kernel for it, else on the host. No other code
+//! makes this choice.
 
 use crate::ops::{
     Anywhere, Carry, Copy, Derived, Element, Host, Op, Operands, PairLists, Part, PartMut, Routing,
@@ -8,7 +9,7 @@ use crate::ops::{
 use crate::device::accelerator::There;
 use crate::device::{Device, give_up, with_room};
 
-/// Why a stage on the host meets no values of a device.
+/// Message of a panic: a stage on the host got values of a device.
 const NO_DEVICE: &str = "values with a device belong to a stage that has one";
 
 impl Device {
@@ -33,7 +34,7 @@ impl Device {
         }
     }
 
-    /// Runs an op on the host. What a device has is brought here first, and what was written goes back.
+    /// Runs an op on the host. Operands with a device are copied to the host first, and results go back.
     fn run_on_host(&self, there: &There, op: Op<'_, Anywhere>) {
         let mut copies = None;
         let mut to_host = ToHost { next: Some(&mut copies), n: 0, written: Vec::new() };
@@ -83,7 +84,7 @@ impl<'a: 'c, 'c> Carry<'a, 'c, Anywhere, Host> for Here {
 #[derive(Default)]
 struct Copied {
     values: Vec<u32>,
-    /// What the host keeps of them.
+    /// Forms of the values that the host keeps.
     derived: Derived,
     next: Option<Box<Copied>>,
 }
@@ -92,7 +93,7 @@ struct Copied {
 struct ToHost<'a, 'c> {
     /// The place of the next copy; it is always there.
     next: Option<&'c mut Option<Box<Copied>>>,
-    /// How many there are.
+    /// Number of values.
     n: usize,
     /// Copies that are written, by their number, and where they belong.
     written: Vec<(usize, PartMut<'a>)>,

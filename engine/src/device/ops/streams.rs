@@ -4,16 +4,16 @@ use crate::device::{Device, Memory, Rows, Values};
 use crate::kernels::{DilatedConv, ScanPart, StreamShape, SumStart, Vector, WeightsAt};
 use crate::ops::{AttendDepth, KeepAbove, KeepLastRows, MatchMagnitudes, StreamWeights, Weigh};
 
-/// What [`Device::weigh`] sums.
+/// Sources and weights of [`Device::weigh`].
 #[derive(Clone, Copy)]
 pub struct Weighed<'a> {
     /// The sources, each from this value on.
     pub sources: &'a [(&'a dyn Values, usize)],
     /// Values from one row of a source to the next; 0: all rows have the same.
     pub stride: usize,
-    /// The weights.
+    /// Weights of rows and sources, as `at` places them.
     pub weights: &'a Rows,
-    /// Where they stand.
+    /// Place of each row's and source's weight in `weights`.
     pub at: WeightsAt,
 }
 

@@ -7,7 +7,8 @@ use crate::device::Rows;
 use crate::device::accelerator::first;
 use crate::ops::{Fetch, ToFetch};
 
-/// Values that the host reads. Whoever does waits for the device, and only for what it was told before they were fetched.
+/// Values that the host reads. Reading them waits for the device, and only for the ops that it was told before they
+/// were fetched.
 pub struct Fetched(Place);
 
 enum Place {

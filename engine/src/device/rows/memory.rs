@@ -74,7 +74,7 @@ impl<T: Element> Memory<T> {
         matches!(self.place, Place::There(..))
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         let nbytes = match &self.place {
             Place::Nowhere => 0,
@@ -157,7 +157,7 @@ impl<T: Element> Memory<T> {
         }
     }
 
-    /// Of parts of `n` values each, copies part `from` to part `to`, wherever they lie.
+    /// Copies part `from` to part `to`; parts have `n` values each.
     ///
     /// # Panics
     /// As [`Memory::clear`].

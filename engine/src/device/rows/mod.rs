@@ -1,6 +1,6 @@
-//! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward pass
-//! asks the system for some only until it is warm. Rows go back by themselves when nobody has them any more. Beside them, memory
-//! for states, and what ops take of either.
+//! Rows that blocks compute with, and the scratch that they come from: memory that is used again, so that a forward
+//! pass asks the system for some only until it is warm. Rows go back by themselves when they are dropped. Beside them,
+//! memory for states, and what ops take of either.
 
 pub(super) mod fetched;
 pub(super) mod memory;
@@ -18,22 +18,22 @@ use super::give_up;
 use crate::kernels::ActRows;
 use store::Store;
 
-/// Where rows come from, and go back to.
+/// Memory for rows, which is taken and given back.
 #[derive(Clone, Default)]
 pub struct Scratch {
     there: Option<There>,
     spare: Arc<Mutex<Spare>>,
 }
 
-/// Memory that nobody has, at the greatest length that somebody asked for.
+/// Free memory, at the greatest length that was asked for.
 #[derive(Default)]
 struct Spare {
     stores: Vec<Store>,
     n_grown: usize,
 }
 
-/// Rows of values, `[n_rows, cols]`, in memory of a scratch, to which it goes back, or in memory of their own. They read as
-/// one slice, row after row. What products make of them for themselves is kept until a value changes.
+/// Rows of values, `[n_rows, cols]`, in memory of a scratch, to which it goes back, or in memory of their own. They
+/// read as one slice, row after row. Forms that products make of them are kept until a value changes.
 #[derive(Default)]
 pub struct Rows {
     /// At least `len` of them, so that nothing is filled when longer rows are taken again.
@@ -115,12 +115,12 @@ impl Scratch {
         }
     }
 
-    /// How often memory was asked for so far. It stays where it is once the pass is warm.
+    /// Number of times that memory was asked of the system so far. It stays the same once the pass is warm.
     pub fn n_grown(&self) -> usize {
         self.spare().n_grown
     }
 
-    /// Buffers that are here now: as many after one pass as after another, or somebody keeps one.
+    /// Number of free buffers. It is the same after every pass, unless a buffer is kept.
     pub fn n_spare(&self) -> usize {
         self.spare().stores.len()
     }
@@ -146,7 +146,7 @@ impl Rows {
         self.len.checked_div(self.cols).unwrap_or(0)
     }
 
-    /// How many values there are, wherever they lie.
+    /// Number of values, in whatever memory.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -252,12 +252,12 @@ impl Rows {
         Columns { values: self.view(), stride: self.cols, first_col }
     }
 
-    /// What products made of them for themselves.
+    /// Forms of the rows that products have made.
     pub(super) fn forms(&self) -> &Derived {
         &self.forms
     }
 
-    /// As products on the CPU read them.
+    /// The rows in the form that products on the CPU read.
     pub(super) fn act(&self) -> ActRows<'_> {
         ActRows::new(self.host(), self.cols, &self.forms)
     }

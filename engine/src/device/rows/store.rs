@@ -1,9 +1,9 @@
-//! Where the values of rows lie: with the host, or with a device.
+//! Storage of rows' values: with the host, or with a device.
 
 use crate::device::accelerator::There;
 use crate::ops::{Buffer, Purpose};
 
-/// Why what lies with a device is not seen in the host's memory.
+/// Message of a panic: values that lie with a device were read as the host's.
 pub(super) const THERE: &str =
     "values with a device are read and written by calls that wait for it";
 
@@ -36,7 +36,7 @@ impl Store {
         }
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Host(values) => values.len(),
@@ -44,7 +44,7 @@ impl Store {
         }
     }
 
-    /// Where they lie with a device, whose commands name the place; all places of the host are one.
+    /// Address of the values with a device, as its commands name it. All values with the host have the same.
     pub(super) fn address(&self) -> u64 {
         match self {
             Self::Host(_) => 0,

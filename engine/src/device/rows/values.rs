@@ -1,4 +1,4 @@
-//! What ops take: values that are rows, vectors, or slices of the host's memory.
+//! Operands of ops: values that are rows, vectors, or slices of the host's memory.
 
 use super::{Rows, RowsMut, RowsPart};
 use crate::kernels::Vector;

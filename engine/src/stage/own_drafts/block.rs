@@ -10,19 +10,19 @@ use crate::kernels::HeadColumns;
 use crate::residual::{BoundaryRows, HeadInput, Inputs, Met, Norm, On};
 use crate::state::{BlockState, PartRows, Sequences};
 
-/// A loaded block.
+/// A loaded block of drafts.
 pub(in crate::stage) struct DraftBlock {
     pub(super) embedding: Embedding,
-    /// Of embedded rows, and of hidden ones.
+    /// Norms of embedded rows, and of hidden ones.
     pub(super) norms: [Norm; 2],
     /// `[n_embd, 2 n_embd]`: makes one row of both.
     pub(super) join: Linear,
     pub(super) blocks: Vec<LoadedBlock>,
-    /// What the output reads: the norm behind the block, and before it what makes one row of several streams.
+    /// Input of the output matrix: the block's rows, joined to one where there are several streams, and normed.
     pub(super) head_read: HeadInput,
-    /// Residual streams.
+    /// Number of residual streams.
     pub(super) n_streams: usize,
-    /// `None`: the model's.
+    /// Output matrix; `None`: the model's.
     pub(super) output: Option<Linear>,
 }
 
@@ -49,18 +49,18 @@ impl DraftBlock {
         own as u64 + self.blocks.iter().map(|block| block.weights.nbytes()).sum::<u64>()
     }
 
-    /// Of these, bytes of experts that lie elsewhere than what computes the rest.
+    /// Bytes among these of experts that lie elsewhere than the device that computes the rest.
     pub(super) fn nbytes_beside(&self) -> u64 {
         self.blocks.iter().map(|block| block.weights.block.nbytes_beside() as u64).sum()
     }
 
-    /// What the block gives for its rows, `[n_rows, n_embd]` of each of its streams; their entries are written. `seen` has the
-    /// sequences as it sees them.
+    /// Outputs of the block for its rows, `[n_rows, n_embd]` of each of its streams. Their entries are written. `seen`
+    /// has the sequences as the block sees them.
     pub(super) fn run(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) -> Rows {
         self.pass(tools, seen, input, self.blocks.len())
     }
 
-    /// Writes the rows' entries, where nobody reads what the block gives.
+    /// Writes the rows' entries, where the block's outputs are not read.
     pub(super) fn remember(&mut self, tools: &Tools<'_>, seen: &Sequences, input: &Input) {
         let remembers = |block: &LoadedBlock| !matches!(block.state, BlockState::None);
         if let Some(last) = self.blocks.iter().rposition(remembers) {

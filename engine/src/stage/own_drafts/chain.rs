@@ -1,5 +1,5 @@
-//! Drafts behind drawn tokens: the first block reads the drawn token with the row that it was drawn from. What it drafts is read
-//! next, with what the block gave itself.
+//! Drafts behind drawn tokens: the first block reads the drawn token with the row that it was drawn from. Its draft is
+//! read next, together with the block's own output row.
 
 use super::block::Input;
 use super::readings::Step;
@@ -32,7 +32,7 @@ struct Chain<'a> {
 /// Rows that are read with drafts, and the chains that they are of.
 type Fed = (Rows, Vec<usize>);
 
-/// What a block reads of the chains `alive`.
+/// Input of a block for the chains `alive`.
 struct ChainInput {
     input: Input,
     alive: Vec<usize>,
@@ -84,7 +84,7 @@ impl OwnDrafts {
         }
     }
 
-    /// Each of several blocks reads the drawn token and the drafts before its own. What waits is read before.
+    /// Each of several blocks reads the drawn token and the drafts before its own. Waiting rows are read before.
     fn draft_with_several(&mut self, tools: &Tools<'_>, head: &mut Head, chains: &mut [Chain<'_>]) {
         for Chain { slot, pos, base, .. } in &*chains {
             self.read_waiting(tools, head, *slot, *pos);
@@ -99,7 +99,7 @@ impl OwnDrafts {
         }
     }
 
-    /// What can be drafted behind the last draw of a sequence.
+    /// Start of a chain of drafts behind the last draw of a sequence; `None`: nothing can be drafted there.
     fn begin<'a>(
         &self,
         tools: &Tools<'a>,
@@ -157,7 +157,7 @@ impl OwnDrafts {
                     chain.drafted.push(draft);
                     chain.is_over = chain.drafted.len() == chain.most;
                 }
-                // It is advice: where there is none, nobody is told.
+                // Drafts are advice: a missing one is not reported.
                 Err(_) => chain.is_over = true,
             }
         }
@@ -185,7 +185,7 @@ fn alive(chains: &[Chain<'_>]) -> Option<Vec<usize>> {
     (!alive.is_empty()).then_some(alive)
 }
 
-/// What is read for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
+/// Input for the next draft of the chains `alive`: their last tokens, each with the row that was fed with it.
 fn chain_input(
     tools: &Tools<'_>,
     chains: &[Chain<'_>],

@@ -76,7 +76,7 @@ impl OwnDrafts {
         heads.map(|(i, head)| load_block(spec, i, head, drafts.reads, source, loader)).collect()
     }
 
-    /// Their weights alone.
+    /// Weights of the blocks alone.
     pub(in crate::stage) fn into_blocks(mut self) -> Vec<DraftBlock> {
         let blocks = self.blocks.iter_mut().flat_map(|block| &mut block.blocks);
         blocks.for_each(|block| block.state = BlockState::None);

@@ -1,8 +1,8 @@
 //! The model's own blocks of drafts, on the last stage: they read what a sequence reads, and draft what it may say next.
 //!
-//! What they give is advice. Nothing of it changes what the model computes, draws or keeps. Their entries lie in pages of their
-//! own, under the ids of the sequence's, each at the position of the token that it embeds. They are in no snapshot, checkpoint
-//! or record: where a state comes from elsewhere, blocks begin anew at the next page.
+//! Drafts are advice. Nothing of it changes what the model computes, draws or keeps. Their entries lie in pages of
+//! their own, under the ids of the sequence's, each at the position of the token that it embeds. They are in no
+//! snapshot, checkpoint or record: where a state comes from elsewhere, blocks begin anew at the next page.
 
 mod block;
 mod chain;
@@ -42,14 +42,14 @@ pub(super) struct OwnDrafts {
     readings: Readings,
     /// Sequences as blocks see them: from their first entry on.
     seen: Sequences,
-    /// Logits of all rows, where somebody wants to see them.
+    /// Logits of all rows, while they are watched.
     watched: Option<Vec<DraftRow>>,
 }
 
 /// Logits that a block of drafts gave: of the token behind the one at a position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftRow {
-    /// The sequence.
+    /// Slot of the sequence.
     pub slot: SlotId,
     /// Position of the token that was read last.
     pub pos: u32,
@@ -59,7 +59,7 @@ pub struct DraftRow {
     pub logits: Vec<f32>,
 }
 
-/// What blocks compute with besides what is theirs.
+/// Device, memory and rotations that blocks of drafts share with the stage.
 pub(super) struct Tools<'a> {
     pub(super) device: &'a Device,
     pub(super) scratch: &'a Scratch,
@@ -81,7 +81,7 @@ impl OwnDrafts {
         [self.blocks.iter().map(DraftBlock::nbytes).sum(), states + self.ring.nbytes()]
     }
 
-    /// Of the weights, bytes of experts that lie elsewhere than what computes the rest.
+    /// Bytes of weights among these of experts that lie elsewhere than the device that computes the rest.
     pub(super) fn nbytes_beside(&self) -> u64 {
         self.blocks.iter().map(DraftBlock::nbytes_beside).sum()
     }
@@ -204,7 +204,7 @@ impl OwnDrafts {
         }
     }
 
-    /// What blocks read of steps all of whose rows before are kept.
+    /// Inputs of blocks for steps all of whose previous rows are kept.
     fn kept_input(&mut self, tools: &Tools<'_>, steps: &[(SlotId, Step)]) -> Input {
         let n = steps.iter().map(|(_, step)| step.tokens.len()).sum();
         let hidden = tools.scratch.zeros(n, self.ring.cols());
@@ -231,7 +231,7 @@ impl OwnDrafts {
         }
     }
 
-    /// What blocks read of parts, with the rows that waited before them.
+    /// Inputs of blocks for parts, with the rows that waited before them.
     fn input(&mut self, tools: &Tools<'_>, of_parts: &[(&PartRows, Step)], hidden: &Rows) -> Input {
         let n = of_parts.iter().map(|(_, step)| step.tokens.len()).sum();
         let hidden_rows = tools.scratch.zeros(n, hidden.cols());

@@ -1,4 +1,4 @@
-//! How the last stage has its blocks of drafts read, and draft.
+//! The last stage's calls of its blocks of drafts: reading rows, and drafting.
 
 use super::Tools;
 use super::block::streams_as_one;
@@ -10,11 +10,11 @@ use crate::state::{Applied, PartRows};
 
 /// Rows of a ubatch that are left behind the last layer that mixes rows.
 pub(in crate::stage) struct LeftRows<'a> {
-    /// Their numbers in the ubatch, which ascend.
+    /// Numbers of the rows in the ubatch, ascending.
     pub numbers: &'a [usize],
-    /// Their tokens.
+    /// Tokens of the rows.
     pub tokens: &'a [u32],
-    /// Behind the last layer.
+    /// Rows behind the last layer.
     pub hidden: &'a BoundaryRows,
 }
 

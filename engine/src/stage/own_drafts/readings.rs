@@ -1,4 +1,5 @@
-//! What the blocks of drafts have read of each sequence: which entries are theirs, and of which rows the hidden ones are kept.
+//! Progress of the blocks of drafts in each sequence: the entries that they have made, and the positions whose hidden
+//! rows are kept.
 //!
 //! The entry at a position is made of the token there and of the hidden row before it. So the entry behind the last row of a
 //! sequence may be there already, where more of it was read before, or drafted: it is good as long as the same token comes.
@@ -15,14 +16,14 @@ use crate::spec::KEPT_HIDDEN;
 /// Rows that wait at most: fewer than hidden ones are kept, so that the one before them is there.
 const MAX_WAITING: u32 = KEPT_HIDDEN as u32 / 2;
 
-/// What was read of all sequences.
+/// Progress in all sequences.
 #[derive(Debug, Default)]
 pub(super) struct Readings(BTreeMap<SlotId, Reading>);
 
-/// What was read of one.
+/// Progress in one sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reading {
-    /// Whether somebody wants it to be read. A copy is not, until somebody says so.
+    /// Whether the sequence is to be read. A copy is not, until [`SeqOp::Draft`] asks for it.
     is_wanted: bool,
     /// Positions of the sequence.
     len: u32,
@@ -56,7 +57,7 @@ impl Reading {
         Self { is_wanted: true, len, base, read: len, hidden: len..len, ..Self::default() }
     }
 
-    /// What is to be read of it before `end`, and counts as read from now on.
+    /// Takes the rows before `end` that still wait. They count as read from now on.
     fn take_waiting(&mut self, end: u32) -> Option<Step> {
         let (base, from) = (self.base?, self.read);
         let waiting = from.checked_sub(base)? as usize..end.checked_sub(base)? as usize;
@@ -109,7 +110,7 @@ impl Reading {
         (self.hidden, self.len, self.next) = (first.max(oldest)..end, end, None);
     }
 
-    /// What is to be read now, if so many rows wait that more would not be kept.
+    /// Takes the waiting rows, if there are so many that more would not be kept.
     fn take_due(&mut self) -> Option<Step> {
         (self.len > self.read + MAX_WAITING).then(|| self.take_waiting(self.len))?
     }
@@ -186,7 +187,7 @@ impl Readings {
         reading.base.filter(|base| *base <= pos && reading.has_hidden_before(pos))
     }
 
-    /// What waits of a sequence before position `end`: it is read now.
+    /// Takes the waiting rows of a sequence before position `end`.
     pub(super) fn take_waiting(&mut self, slot: SlotId, end: u32) -> Option<Step> {
         self.0.get_mut(&slot)?.take_waiting(end)
     }
@@ -227,7 +228,7 @@ mod tests {
         readings
     }
 
-    /// What is to be read of a sequence that goes on.
+    /// Range of positions that are read when a sequence goes on.
     fn go_on(
         readings: &mut Readings,
         slot: SlotId,
@@ -308,7 +309,7 @@ mod tests {
         copied(&mut readings, 64);
         assert_eq!(go_on(&mut readings, COPY, 64, &[64, 5, 6]), Some((0, 65)));
         assert_eq!(readings.base_for(COPY, 67), Some(0));
-        // Another token there needs a hidden row that nobody has: it begins anew at the next page.
+        // Another token there needs a hidden row that is gone: reading begins anew at the next page.
         let mut readings = read(300);
         copied(&mut readings, 70);
         assert_eq!(go_on(&mut readings, COPY, 70, &[1, 2]), None);

@@ -1,6 +1,6 @@
-//! Copies whose recurrent states are not copied. A sequence that begins as a copy reads its states in the place of the one
-//! that it is a copy of, and leaves them in its own behind its first rows. If somebody writes to that place before, the states
-//! are copied after all.
+//! Copies whose recurrent states are not copied. A sequence that begins as a copy reads its states in the place of the
+//! one that it is a copy of, and leaves them in its own behind its first rows. If another sequence writes to that place
+//! before, the states are copied after all.
 
 use super::{Applied, Draft, Sequence, StateAction};
 use crate::batch::{SeqPart, SlotId};
@@ -28,7 +28,8 @@ impl Draft<'_> {
         applied.actions.push(StateAction::CopySlot { from, to: slot });
     }
 
-    /// Somebody is about to write to the place `plane`, which is or will be the states' of `of`: who borrows it gets his states.
+    /// Prepares a write to the place `plane`, which holds or will hold the states of `of`. Every other sequence that
+    /// borrows this place gets a copy in its own.
     pub(super) fn before_writing(&mut self, plane: SlotId, of: SlotId, applied: &mut Applied) {
         for slot in (0..self.base.slots.len() as u32).map(SlotId).filter(|slot| *slot != of) {
             let reads = self.now(slot).is_some_and(|sequence| sequence.plane == plane);
@@ -38,8 +39,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Before the rows of `parts` are computed, nobody borrows what they write to: parts of a ubatch are computed beside each
-    /// other.
+    /// Before the rows of `parts` are computed, no sequence borrows a place that they write to: parts of a ubatch are
+    /// computed beside each other.
     pub(super) fn before_parts(&mut self, parts: &[SeqPart], applied: &mut Applied) {
         for SeqPart { slot, ahead, .. } in parts {
             let planes = ahead.and_then(|ahead| ahead.planes);

@@ -1,4 +1,4 @@
-//! What ubatches may say of sequences, and what is refused.
+//! Changes to sequences that ubatches may ask for, and those that are refused.
 
 use super::*;
 use crate::batch::{Companion, SamplerSetup};
@@ -148,7 +148,7 @@ fn adapters_are_named_before_the_first_row_and_copies_have_their_sources() {
     assert!(matches!(late, Err(BatchError::Malformed(why)) if why.contains("3 rows")));
     let closed = apply(&mut s, vec![SeqOp::Close { slot: SlotId(2) }, adapt(2)], vec![]);
     assert_eq!(closed, Err(BatchError::NotOpen(SlotId(2))));
-    // Whoever has the slot next has none.
+    // The next sequence in the slot has none.
     let ops = vec![SeqOp::Close { slot: SlotId(0) }, open(0, &[0])];
     apply(&mut s, ops, vec![]).unwrap();
     assert_eq!(of(&s, 0).len(), 0);
@@ -240,7 +240,7 @@ fn nobody_writes_over_the_state_of_another_sequence() {
     let applied = apply(&mut s, vec![copy(0, 1, 7, &[1])], vec![]).unwrap();
     assert!(matches!(applied.actions[..], [StateAction::Copy(_)]), "{applied:?}");
     assert_eq!(s.get(SlotId(1)).unwrap().plane, SlotId(2));
-    // Once it is closed, its planes are anybody's, and none of its states is left for who comes.
+    // Once it is closed, its planes are free, and none of its states is left for the next sequence.
     apply(&mut s, vec![SeqOp::Close { slot: SlotId(0) }, open(0, 0)], vec![]).unwrap();
     let refused = why(&mut s, vec![], window(0, 0, 2, 0, Some((2, 0))));
     assert!(refused.contains("slot 2 has not its state after 0"), "{refused}");

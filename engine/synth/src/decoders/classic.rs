@@ -32,7 +32,7 @@ pub(super) fn layers(
     Ok(())
 }
 
-/// A LayerNorm.
+/// A LayerNorm with weight and bias.
 pub(crate) fn norm(shape: &Shape, plan: &mut ModelPlan, name: &str) {
     plan.norm(name, shape.n_embd);
     plan.bias(name, shape.n_embd);
@@ -172,7 +172,7 @@ pub(crate) fn llama_like(shape: &Shape, plan: &mut ModelPlan) -> Result<(), Stri
     scaled(shape, plan, EMBEDDING)
 }
 
-/// minicpm: granite's scales.
+/// minicpm: llama's block with granite's scales.
 pub(crate) fn minicpm(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     const EMBEDDING_SCALE: f32 = 12.0;
     plan.number("embedding_scale", EMBEDDING_SCALE);
@@ -210,7 +210,7 @@ pub(crate) fn gemma(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// arcee: squared ReLUs.
+/// arcee: llama's block with squared ReLUs.
 pub(crate) fn arcee(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     transformer_metadata(shape, plan);

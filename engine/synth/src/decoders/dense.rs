@@ -66,7 +66,7 @@ pub(crate) fn gemma3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
     })
 }
 
-/// Their output matrix is the embedding.
+/// Refuses a shape whose output matrix is not the embedding.
 fn tied(shape: &Shape) -> Result<(), String> {
     if shape.tied {
         Ok(())

@@ -131,7 +131,7 @@ pub(crate) fn gemma3n(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String>
     Ok(())
 }
 
-/// What makes the rows, `row` wide, that a token has for every layer.
+/// Tensors that make the rows, `row` wide, that a token has for every layer.
 fn layer_rows(shape: &Shape, plan: &mut ModelPlan, row: usize) {
     let all = shape.n_layer * row;
     let deviation = 1.0 / (row as f32).sqrt();

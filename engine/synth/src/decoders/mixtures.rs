@@ -12,7 +12,7 @@ use crate::shared_parts::{
 };
 use crate::{Experts, Shape};
 
-/// `expert_gating_func` of routers.
+/// Value of `expert_gating_func` for a softmax.
 pub(super) const SOFTMAX: usize = 1;
 pub(crate) const SIGMOID: usize = 2;
 

@@ -1,5 +1,5 @@
-//! Synthetic texts of models that read images too: decoders whose rotated pairs are divided among the axes of pictures, that
-//! have other matrices for images, or tokens that stand for pieces of them.
+//! Synthetic models that read images too, with text alone. These decoders divide their rotated pairs among the axes of
+//! pictures, have other matrices for images, or have tokens that stand for pieces of them.
 
 use super::dense::layers;
 use super::plain::{

@@ -1,5 +1,5 @@
-//! What synthetic plain decoders share: the tensors of a layer, part by part, and the metadata keys that
-//! belong to them.
+//! Common parts of synthetic plain decoders: the tensors of a layer, part by part, and the metadata keys that belong to
+//! them.
 //!
 //! Tests run prompts of a hundred tokens, and these have to meet every feature of a model. So windows and
 //! training contexts are parts of the model's context, and bounds are near the values that they bound.

@@ -47,8 +47,8 @@ pub(crate) fn bloom(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// mpt. Where the output matrix is the embedding: slopes, clamped projections and no biases, as MPT 7B. Where it is
-/// not: rows of positions, and biases.
+/// mpt: attention without rotation. Where the output matrix is the embedding: slopes, clamped projections and no
+/// biases, as MPT 7B. Where it is not: rows of positions, and biases.
 pub(crate) fn mpt(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     if !shape.tied {
         return gpt2(shape, plan);

@@ -89,7 +89,7 @@ pub(super) fn attention(shape: &Shape, il: usize, plan: &mut ModelPlan) {
     }
 }
 
-/// What makes entries of positions.
+/// Tensors of the compressor, which makes entries of positions.
 fn compressor(
     plan: &mut ModelPlan,
     stem: &str,

@@ -131,7 +131,7 @@ fn latent_attention(shape: &Shape, latent: &Latent, plan: &mut ModelPlan) {
     plan.matrix("attn_output", Role::AttnOutput, &[n_head * d, n_embd], ATTENTION_GAIN);
 }
 
-/// How a KDA mixer's gates are made.
+/// Matrices that make a KDA mixer's gates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gates {
     LowRank,

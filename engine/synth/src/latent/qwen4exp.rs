@@ -28,7 +28,8 @@ const CONV_TAPS: usize = 4;
 const MULTIPLIERS: [u64; LONGEST] = [0x0a3b_1c5d_2e7f, 0x1357_9bdf_0247, 0x08c6_4a2e_91d3];
 /// A token that ends a text; one that golden texts have.
 const END: usize = 261;
-/// What goes into gates is divided by the number of streams, so that its matrices must be larger for gates to tell.
+/// Gain of the gates' matrices. The input of gates is divided by the number of streams, so that with the usual matrices
+/// they would be nearly constant.
 const GATE_GAIN: f32 = 4.0;
 
 /// qwen4exp: streams that blocks read and write through gates, gated delta nets, attention with an index of means in one of
@@ -76,7 +77,7 @@ fn rank(shape: &Shape) -> usize {
     (shape.n_embd / NARROWER).max(LEAST_RANK)
 }
 
-/// What joins a block to the streams.
+/// Tensors that connect a block with the streams.
 fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str) {
     let (width, rank) = (STREAMS * shape.n_embd, rank(shape));
     plan.norm(&format!("{block}_norm"), width);

@@ -122,7 +122,7 @@ fn has_index(il: usize, shape: &Shape) -> bool {
     il % 4 == 1 || il == shape.n_layer
 }
 
-/// What makes keys of pools.
+/// Tensors that make the keys of pools.
 fn pooling(shape: &Shape, plan: &mut ModelPlan) {
     let (_, head_dim) = index_heads(shape);
     plan.matrix("indexer_compressor_gate", Role::Matrix, &[shape.n_embd, head_dim], 1.0);
@@ -176,7 +176,7 @@ fn streams_metadata(plan: &mut ModelPlan) {
     plan.number("hyper_connection.epsilon", 1e-6);
 }
 
-/// What joins a block to the streams.
+/// Tensors that connect a block with the streams.
 fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str, n: usize, n_scales: usize) {
     let width = STREAMS * shape.n_embd;
     let fill = Fill::Normal(1.0 / (width as f32).sqrt());
@@ -185,7 +185,7 @@ fn connection(shape: &Shape, plan: &mut ModelPlan, block: &str, n: usize, n_scal
     plan.norm(&format!("{block}_scale"), n_scales);
 }
 
-/// What joins the head to them.
+/// Tensors that connect the head with the streams.
 fn head_connection(shape: &Shape, plan: &mut ModelPlan) {
     let width = STREAMS * shape.n_embd;
     let deviation = 1.0 / (width as f32).sqrt();

@@ -18,7 +18,7 @@ const DECAY_SPREAD: f32 = 0.25;
 /// Spread of skip weights around 1.
 const SMALL: f32 = 0.1;
 
-/// mamba: mixers alone.
+/// mamba: layers of mixers alone.
 pub(crate) fn mamba(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     refuse_experts(shape)?;
     mamba_metadata(shape, plan);

@@ -12,7 +12,7 @@ use crate::{Experts, Shape, Ssm};
 
 /// Time steps before their softplus.
 const TIME_STEP: Fill = Fill::Step(0.5);
-/// Logarithmic decays.
+/// Logarithmic decays of the heads.
 const DECAY: Fill = Fill::Decay(0.25);
 /// Taps of a convolution.
 const TAP: Fill = Fill::Normal(0.5);

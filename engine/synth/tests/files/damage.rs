@@ -25,7 +25,7 @@ thread_local! {
 struct Counting;
 
 fn count(bytes: isize) {
-    // Fails only while the thread ends, when nobody counts any more.
+    // Fails only while the thread ends, when the count is over.
     let _ = HELD.try_with(|held| {
         let now = held.get().0 + bytes;
         held.set((now, held.get().1.max(now)));

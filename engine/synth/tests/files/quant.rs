@@ -171,7 +171,7 @@ fn special_rows_encode_to_what_they_are() {
             };
             assert!(error < bound, "{ty}: all {value} is off by {error}");
         }
-        // Values that no format holds must not panic; what they become is nobody's business.
+        // Values that no format holds must not panic; their encoded values do not matter.
         for value in [f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1)] {
             brigade_quant::quantize_row(ty, &[value; 256], &mut bytes).unwrap();
         }

@@ -4,7 +4,7 @@ use crate::support::TempPath;
 use brigade_gguf::{Gguf, GgufError, GgufWriter};
 use brigade_quant::GgmlType;
 
-/// What one shard says of itself, and its one tensor.
+/// Header of one shard, and its one tensor.
 #[derive(Clone)]
 struct Shard {
     no: u16,

@@ -1,4 +1,4 @@
-//! What the tests of this folder share: the folder of test data, and paths that are removed again.
+//! Helpers for the tests of this folder: the folder of test data, and paths that are removed again.
 
 use std::path::PathBuf;
 

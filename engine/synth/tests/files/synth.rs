@@ -92,8 +92,8 @@ fn tiny(arch: &str) -> &'static str {
     }
 }
 
-/// Of the file types, each architecture but `llama` is written in every twentieth, beginning with another one: all of
-/// them in all would take minutes, most of which fit codebooks.
+/// Step through the file types. Each architecture but `llama` is written in every twentieth type, beginning with
+/// another one. All architectures in all types would take minutes, most of which fit codebooks.
 const TYPES_STEP: usize = 20;
 
 #[test]

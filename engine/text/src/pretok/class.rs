@@ -3,15 +3,15 @@
 
 use std::sync::OnceLock;
 
-/// `\p{L}`.
+/// Unicode's letters, `\p{L}`.
 pub const LETTER: u8 = 1;
-/// `\p{N}`.
+/// Unicode's numbers, `\p{N}`.
 pub const NUMBER: u8 = 2;
-/// `\p{P}`.
+/// Unicode's punctuation, `\p{P}`.
 pub const PUNCTUATION: u8 = 4;
-/// `\p{M}`.
+/// Unicode's marks, `\p{M}`.
 pub const MARK: u8 = 8;
-/// `\p{S}`.
+/// Unicode's symbols, `\p{S}`.
 pub const SYMBOL: u8 = 16;
 /// White space in the regex sense; may come with no category at all.
 pub const SPACE: u8 = 32;

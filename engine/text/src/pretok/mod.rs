@@ -14,7 +14,7 @@ pub(super) use class::{CONTROL, MARK, PUNCTUATION, SPACE, SYMBOL, class_of};
 pub(super) use splitter::Splitter;
 pub(super) use table::find;
 
-/// What a `tokenizer.ggml.pre` name means.
+/// Steps for a name in `tokenizer.ggml.pre`.
 #[derive(Clone, Debug)]
 pub(super) struct Pretok {
     /// Applied one after the other.
@@ -38,7 +38,7 @@ pub(super) struct Pretok {
 /// One way to split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// GPT-2's words.
+    /// The words of GPT-2's pattern.
     Gpt2,
     /// Llama 3's words and their relatives.
     Llama3 {
@@ -55,6 +55,6 @@ pub(super) enum Step {
     AsciiGroups,
     /// Newlines apart from everything else.
     Newlines,
-    /// A pattern.
+    /// A regular expression, as files of models have it.
     Regex(String),
 }

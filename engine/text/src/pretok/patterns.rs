@@ -132,7 +132,7 @@ pub fn tekken() -> String {
     cased_like(&upper(r"\p{L}"), &lower(r"\p{L}"), false, r"\p{N}")
 }
 
-/// GPT-4o.
+/// The pattern of GPT-4o.
 pub fn gpt4o() -> String {
     cased_like(&upper(r"\p{L}"), &lower(r"\p{L}"), true, r"\p{N}{1,3}")
 }

@@ -42,7 +42,7 @@ const ASCII_MEMBERS: [(char, u8, &str); 5] = [
     ('S', SYMBOL, r"\$\+<->\^`\|\~"),
 ];
 
-/// Compiled steps.
+/// The compiled steps of a pre-tokenizer.
 pub struct Splitter {
     steps: Vec<Compiled>,
 }
@@ -66,7 +66,7 @@ struct StandIn {
 }
 
 impl Splitter {
-    /// Compiles the steps.
+    /// Compiles the steps of `pre`.
     pub fn new(pre: &Pretok) -> Result<Self, TextError> {
         let compile = |step: &Step| match step {
             Step::Regex(pattern) => {

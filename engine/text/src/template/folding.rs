@@ -100,8 +100,8 @@ fn see_args(args: &[CallArg<'_>], sum: &mut u64) {
     }
 }
 
-/// What is known of an expression's value: whether it is constant, its size in bytes, and its value where
-/// it is a plain number.
+/// Knowledge of an expression's value: whether it is constant, its size in bytes, and its value where it is a plain
+/// number.
 #[derive(Clone, Copy, Default)]
 struct Folded {
     constant: bool,

@@ -42,7 +42,7 @@ pub fn wordcount(text: String) -> usize {
     text.split(|c| !is_word(c)).filter(|word| !word.is_empty()).count()
 }
 
-/// What may be said of a cut: its length, whether words may be cut, what stands behind, what may be exceeded.
+/// Arguments of a cut: its length, whether words may be cut, the text behind it, the tolerance, and keywords.
 type Cut = (Option<usize>, Option<bool>, Option<String>, Option<usize>, Kwargs);
 
 /// A text cut to some characters.

@@ -209,7 +209,7 @@ fn no_variables(value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// What `map` makes by a filter, item by item: each of them is counted before the next one is made.
+/// Runs `map` with a filter, item by item. Each result is counted before the next one is made.
 fn mapped(state: &mut State<'_, '_>, plain: &Value, args: &[Value]) -> Result<Value, Error> {
     let Some(values) = args.first().filter(|values| values.try_iter().is_ok()) else {
         return plain.call(state, args);

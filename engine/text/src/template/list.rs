@@ -1,6 +1,6 @@
-//! Lists that grow. In Python a list has `append`, `extend`, `insert` and `pop`, and some templates queue tool calls with them.
-//! The engine's lists are constant. So the empty list literals of such a template are rewritten into calls of
-//! a function, which makes a list object that has these methods.
+//! Lists that grow. In Python a list has `append`, `extend`, `insert` and `pop`, and some templates queue tool calls
+//! with them. The engine's lists are constant. So the empty list literals of such a template are rewritten into calls
+//! of a function, which makes a list object that has these methods.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,12 +18,12 @@ const MAX_ITEMS: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub struct List {
     items: Mutex<Vec<Value>>,
-    /// How deep in other values it was found at most: what is added to it lies deeper.
+    /// Greatest depth in other values at which the list was found. Items added to it lie deeper.
     depth: AtomicUsize,
 }
 
 impl List {
-    /// An empty one.
+    /// Makes an empty list.
     pub fn make() -> Value {
         Value::from_object(Self::default())
     }
@@ -33,12 +33,12 @@ impl List {
         self.depth.fetch_max(depth, Ordering::Relaxed);
     }
 
-    /// How deep in other values it was found at most.
+    /// Greatest depth in other values at which the list was found.
     pub fn depth(&self) -> usize {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// Adds an item at the end; whoever calls has seen to it that the item does not contain this list.
+    /// Adds an item at the end. The caller has checked that the item does not contain this list.
     ///
     /// # Errors
     /// The list is full.

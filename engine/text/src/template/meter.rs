@@ -18,9 +18,9 @@ use super::list::List;
 
 /// Bytes of text and lists that any template may make.
 pub const TEMPLATE_BYTES: u64 = 128 << 20;
-/// What it may make besides for each byte of messages, tools and arguments. Templates copy these some times.
-/// Those that gather their output in a variable copy it with every message, which for a thousand messages is
-/// a thousand times half of it.
+/// Bytes that a rendering may make in addition for each byte of messages, tools and arguments. Templates copy these
+/// some times. A template that gathers its output in a variable copies it with every message, which for a thousand
+/// messages is a thousand times half of it.
 pub const TEMPLATE_BYTES_PER_INPUT: u64 = 512;
 /// Most bytes of text and lists that a template may make, whatever its input.
 pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;
@@ -52,7 +52,7 @@ pub struct Meter {
     right_len: Option<usize>,
 }
 
-/// What a rendering with so many bytes of input may make.
+/// Limit of bytes for a rendering with so many bytes of input.
 pub fn limit_for(input_bytes: u64) -> u64 {
     let for_input = input_bytes.saturating_mul(TEMPLATE_BYTES_PER_INPUT);
     TEMPLATE_BYTES.saturating_add(for_input).min(MAX_TEMPLATE_BYTES_MADE)
@@ -63,7 +63,7 @@ fn refuse(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 }
 
 impl Meter {
-    /// That of a rendering.
+    /// Meter of a rendering.
     pub fn of<'a>(state: &'a mut State<'_, '_>) -> &'a mut Self {
         let limit = match state.get_extension::<Self>() {
             Some(meter) => meter.limit,
@@ -165,7 +165,7 @@ impl Meter {
         Ok(value)
     }
 
-    /// A list of what a value computes when asked. `are_new`: its items are made for it, and nobody else has them.
+    /// A list of what a value computes when asked. `are_new`: its items are made for it alone.
     fn collected(&mut self, value: &Value, are_new: bool) -> Result<Value, Error> {
         self.count(VALUE_BYTES)?;
         let mut items = Vec::new();
@@ -214,13 +214,13 @@ impl Meter {
         }
     }
 
-    /// Takes a text off the count again that was made last and that nobody holds but the caller.
+    /// Takes a text off the count again. It was made last, and only the caller holds it.
     pub fn gone(&mut self, value: &Value) {
         let bytes = value.as_str().map_or(0, |text| VALUE_BYTES + text.len() as u64);
         self.left = (self.left + bytes).min(self.limit);
     }
 
-    /// As [`Self::made`] for a value put together from others: walks through it.
+    /// As [`Self::made`], for a value put together from others: it walks through the value.
     pub fn built(&mut self, value: Value) -> Result<Value, Error> {
         let is_range = value.kind() == ValueKind::Iterable;
         let value = self.made(value)?;

@@ -16,7 +16,7 @@ use minijinja::{AutoEscape, Error, ErrorKind};
 
 use super::folding;
 
-/// Counts a value.
+/// Counts a value when it is made.
 pub const MADE: &str = "brigade/made";
 /// Counts a value put together from others and walks through it.
 pub const BUILT: &str = "brigade/built";
@@ -26,9 +26,9 @@ pub const RIGHT: &str = "brigade/right";
 pub const ADDED: &str = "brigade/added";
 /// Puts two values together as text.
 pub const CONCAT: &str = "brigade/concat";
-/// As [`CONCAT`], where the left one is a text that the instruction before has put together: it is gone then.
+/// As [`CONCAT`], where the left value is a text that the previous instruction has put together. That text is dropped.
 pub const CONCAT_ONTO: &str = "brigade/concat-onto";
-/// What `%` makes of two values.
+/// Computes `%` of two values, and counts the result.
 pub const REMAINDER: &str = "brigade/remainder";
 /// Refuses what a namespace may not keep.
 pub const KEPT: &str = "brigade/kept";
@@ -142,7 +142,7 @@ fn next_concat(plain: &Instructions<'_>, at: u32, jumped_to: &BTreeSet<u32>) -> 
     None
 }
 
-/// Where an instruction may go on besides the next one.
+/// Target of an instruction's jump, if it has one.
 fn target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
     match instruction {
         Instruction::Iterate(target)
@@ -189,14 +189,14 @@ fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
     }
 }
 
-/// What an instruction leaves behind.
+/// Values that an instruction leaves on the stack.
 enum Effect {
     /// A value that is new.
     Makes,
     /// A value put together from others.
     Builds,
-    /// Nothing, a number, or what is there. What is captured was counted as it was written, what is unpacked
-    /// as the list that it is unpacked from.
+    /// No new value: nothing, a number, or a value that was there. Captured text was counted as it was written, and
+    /// unpacked items with their list.
     Nothing,
 }
 

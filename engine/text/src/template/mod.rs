@@ -46,10 +46,10 @@ pub const CHATML: &str = "{% for message in messages %}\
     {% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// What the files of RWKV's models call their format instead of having a template ...
+/// Name of a format that the files of RWKV's models have instead of a template.
 const RWKV_WORLD: &str = "rwkv-world";
 
-/// ... and that format. Two line ends are the token that ends an answer.
+/// Template for that format. and that format. Two line ends are the token that ends an answer.
 const RWKV_WORLD_SOURCE: &str = "{% for message in messages %}\
     {{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ': ' }}\
     {{ message['content'] | trim + '\n\n' }}\
@@ -71,7 +71,7 @@ const RESERVED: [&str; 7] = [
     "strftime_now",
 ];
 
-/// What a template must know of the tokenizer.
+/// Texts of the tokenizer's special tokens, for a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TemplateTokens {
     /// Text of BOS, given as `bos_token`.
@@ -85,7 +85,7 @@ pub struct TemplateTokens {
 }
 
 impl TemplateTokens {
-    /// Those of a tokenizer.
+    /// Texts of a tokenizer's special tokens.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let text = |id: Option<u32>| {
             id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default().to_owned()
@@ -108,7 +108,7 @@ pub struct TemplateInput<'a> {
     pub tools: &'a [Json],
     /// End with the header of the assistant's reply.
     pub add_generation_prompt: bool,
-    /// Further variables (`chat_template_kwargs`).
+    /// Additional variables (`chat_template_kwargs`).
     pub kwargs: Option<&'a Map<String, Json>>,
     /// Seconds since 1970, UTC, for `strftime_now`.
     pub now: i64,

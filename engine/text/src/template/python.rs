@@ -1,5 +1,5 @@
-//! What templates expect of Python: `tojson` that writes as `json.dumps`, string methods, and the markers of
-//! a training library, which mean nothing here.
+//! Parts of Python that templates expect: `tojson` that writes as `json.dumps`, string methods, and the markers of a
+//! training library, which do nothing here.
 
 use std::io;
 

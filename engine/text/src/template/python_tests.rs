@@ -1,4 +1,4 @@
-//! What templates use of Python's strings and of Jinja, as Jinja renders it; and a template's own bytes.
+//! Tests of Python's strings and of Jinja, against their output in Jinja itself; and of a template's own bytes.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Templates that grow, in every way that they can. Each is an error that names a limit, and takes little
-//! time and memory. What templates do in earnest stays as it was.
+//! Templates that grow, in every way that they can. Each is an error that names a limit, and takes little time and
+//! memory. Real templates work as before.
 
 use serde_json::{Value as Json, json};
 
@@ -111,7 +111,7 @@ fn single_steps_that_make_much_are_refused() {
     }
 }
 
-/// What is made hides in lists: each of these would take gigabytes at a few bytes for an item.
+/// Each template hides values in lists: it would take gigabytes at a few bytes for an item.
 #[test]
 fn items_that_are_made_with_their_lists_are_counted() {
     for source in [
@@ -134,7 +134,7 @@ fn items_that_are_made_with_their_lists_are_counted() {
     }
 }
 
-/// What would exhaust the stack of whoever drops or writes it.
+/// Dropping or writing these values would exhaust the stack.
 #[test]
 fn values_that_contain_themselves_or_nest_without_end_are_refused() {
     for source in [

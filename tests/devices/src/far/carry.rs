@@ -29,7 +29,8 @@ impl Place for InFar {
 #[derive(Default)]
 pub struct Lent(OnceCell<Box<(FarBuffer, Lent)>>);
 
-/// Takes operands to far memory. What is read and lies with the host goes there for the op, and what stays as it is once for all.
+/// Takes operands to far memory. Operands with the host are copied there for the op, and constant ones once for all
+/// ops.
 ///
 /// # Panics
 /// If something that is to be written lies elsewhere.
@@ -39,7 +40,7 @@ pub struct ToFar<'b> {
 }
 
 impl<'b> ToFar<'b> {
-    /// What is lent for the op is kept in `lent`.
+    /// A carrier that keeps values lent for the op in `lent`.
     pub fn new(lent: &'b Lent, reads: &'b Arc<AtomicU64>) -> Self {
         Self { lent, reads }
     }

@@ -13,12 +13,12 @@ use brigade_quant::GgmlType;
 
 use super::memory::{FarBuffer, FarView};
 
-/// What was chosen, in far memory.
+/// Choice of experts, in far memory.
 #[derive(Debug)]
 struct FarRoutes {
-    /// As the host brings it.
+    /// Ids and weights, as the host fetches them.
     chosen: FarBuffer,
-    /// As kernels here have it.
+    /// The same lists in the host's memory, for kernels.
     lists: Routing,
 }
 
@@ -37,14 +37,14 @@ pub struct FarTable {
 }
 
 impl FarTable {
-    /// That of these.
+    /// Table of these matrices.
     pub fn new(matrices: &Matrices) -> Self {
         let Matrices { ty, rows, cols, all } = matrices;
         Self { ty: *ty, rows: *rows, cols: *cols, all: all.clone() }
     }
 }
 
-/// Runs an op. Where experts were chosen here, it gets the lists that are here.
+/// Runs an op with the host's kernels. Where experts were chosen here, it gets the lists that are here.
 pub fn run(compute: &Compute, reads: &Arc<AtomicU64>, op: Op<'_, Host>) {
     let op = match op {
         Op::Route(op) => return route(compute, reads, op),
@@ -82,7 +82,7 @@ fn route(compute: &Compute, reads: &Arc<AtomicU64>, op: Route<'_, Host>) {
     op.routing.keep_there(Box::new(FarRoutes { chosen, lists }));
 }
 
-/// Multiplies expert by expert, which nobody who calls it knows.
+/// Multiplies expert by expert, which callers do not see.
 fn expert_products(compute: &Compute, op: ExpertProducts<'_, Host>) {
     let ExpertProducts { pairs, x, cols, jobs, .. } = op;
     let all = here(pairs.routing());

@@ -1,9 +1,9 @@
-//! What far memory has kernels for: its own list, by op and by type of weights.
+//! The ops that far memory has kernels for, by op and by type of weights.
 
 use brigade_ops::{Anywhere, Op, Product};
 use brigade_quant::GgmlType;
 
-/// The ops, by name. Of recurrences there is Mamba-2's alone.
+/// The ops, by name. The only recurrence is Mamba-2's.
 pub const OPS: [&str; 21] = [
     "AddExpertBiases",
     "AddPairs",

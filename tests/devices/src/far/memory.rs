@@ -1,5 +1,5 @@
-//! Far memory. Words lie there in another order than with the host, and each is another: a slice of it says nothing to whoever does
-//! not know how to read it.
+//! Far memory: words of a device that the host cannot read without its calls. Words lie there in another order than
+//! with the host, and each is another: a slice of it means nothing to code that does not decode it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,13 +23,13 @@ fn from_far(word: u32) -> u32 {
     (word ^ to_far(0)).rotate_right(9)
 }
 
-/// Some of it.
+/// A buffer in far memory.
 #[derive(Debug)]
 pub struct FarBuffer {
     words: RwLock<Vec<u32>>,
-    /// In bytes.
+    /// Length in bytes.
     len: usize,
-    /// How often the host had values copied that it asked for.
+    /// Number of copies that the host asked for.
     reads: Arc<AtomicU64>,
 }
 
@@ -46,7 +46,7 @@ pub struct FarView<'a> {
 pub struct FarViewMut<'a>(FarView<'a>);
 
 impl FarBuffer {
-    /// `len` bytes, zero for whoever reads them.
+    /// A buffer of `len` bytes, which decode to zeros.
     pub fn zeros(len: usize, reads: &Arc<AtomicU64>) -> Self {
         let n_rows = len.div_ceil(ROW * WORD);
         Self { words: RwLock::new(vec![to_far(0); n_rows * ROW]), len, reads: reads.clone() }
@@ -59,7 +59,7 @@ impl FarBuffer {
         buffer
     }
 
-    /// All of it.
+    /// A view of the whole buffer.
     pub fn view(&self) -> FarView<'_> {
         FarView { buffer: self, first: 0, len: self.len }
     }
@@ -123,7 +123,7 @@ impl Buffer for FarBuffer {
 }
 
 impl<'a> FarView<'a> {
-    /// Where a part of a far buffer lies.
+    /// View of a part of a far buffer.
     ///
     /// # Panics
     /// If the buffer is another device's.
@@ -132,24 +132,24 @@ impl<'a> FarView<'a> {
         Self { buffer, first: bytes.start, len: bytes.len() }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// They, as the host knows them.
+    /// The words as the host has them.
     pub fn decode(&self) -> Vec<u32> {
         self.buffer.decode(self.first..self.first + self.len)
     }
 }
 
 impl<'a> FarViewMut<'a> {
-    /// Bytes that nobody else has.
+    /// A view of bytes that have no other user.
     pub fn new(view: FarView<'a>) -> Self {
         Self(view)
     }
 
-    /// They, to be read.
+    /// The words, to be read.
     pub fn view(&self) -> FarView<'a> {
         self.0
     }

@@ -1,5 +1,6 @@
-//! A device whose memory only its own copies can read: what it computes it computes with the host's kernels, so that there is one
-//! answer, but on operands that it had to bring from there itself. Whatever looks at its memory past its calls sees nonsense.
+//! A device whose memory only its own copies can read. It computes with the host's kernels, so that there is one
+//! answer, but on operands that it had to copy from its memory first. Code that reads its memory past its calls sees
+//! nonsense.
 
 mod carry;
 mod experts;
@@ -28,7 +29,7 @@ use experts::FarTable;
 use memory::{FarBuffer, FarView};
 use work::{Brought, Done, FarInbox};
 
-/// The device.
+/// A device with far memory.
 pub struct Far {
     compute: Compute,
     /// Ops that it lacks, of those that it usually has.
@@ -37,14 +38,14 @@ pub struct Far {
     reads: Arc<AtomicU64>,
 }
 
-/// What it was told and asked.
+/// Counts of the ops and requests that it got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FarCounts {
     /// Ops that it ran, by name.
     pub ran: BTreeMap<&'static str, usize>,
     /// Ops that it has no kernel for, by name: they fall back to the host.
     pub fell_back: BTreeMap<&'static str, usize>,
-    /// How often the host asked for a copy of its memory and waited.
+    /// Number of times that the host asked for a copy of its memory and waited.
     pub reads: u64,
 }
 
@@ -71,7 +72,7 @@ impl Far {
         Ok(Self { compute, lacks, counts: Mutex::default(), reads: Arc::default() })
     }
 
-    /// What it was told and asked since this was last called.
+    /// Counts since the last call.
     pub fn take_counts(&self) -> FarCounts {
         let reads = self.reads.swap(0, Ordering::Relaxed);
         FarCounts { reads, ..std::mem::take(&mut *self.counts()) }

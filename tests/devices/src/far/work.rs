@@ -1,4 +1,4 @@
-//! What is on its way between the host and far memory: nothing is, ever, for it is there at once.
+//! Transfers between the host and far memory. They are complete at once.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ impl Fetch for Brought {
     }
 }
 
-/// Where the host puts rows.
+/// Memory into which the host puts rows.
 pub struct FarInbox(pub Arc<AtomicU64>);
 
 impl Inbox for FarInbox {

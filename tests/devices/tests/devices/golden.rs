@@ -15,7 +15,7 @@ use brigade_synth::{AdapterSpec, Arch, FileType, Shape, Spec, write_adapter};
 const WHOLE: [&str; 7] =
     ["llama", "llama-q4_k", "llama-q6_k", "granitehybrid", "mamba2", "qwen3moe", MADE];
 
-/// Of these, those that are run without each of their ops in turn.
+/// Models among these that are run without each of their ops in turn.
 const WITHOUT_EACH: [&str; 3] = ["llama", "granitehybrid", MADE];
 
 /// Models with ops that it lacks, and one of these.
@@ -30,7 +30,7 @@ const N_UBATCH: usize = 37;
 /// Tokens that are drawn behind it.
 const N_DRAWN: usize = 8;
 
-/// What one pass gives: the bits of logits.
+/// Results of one pass: the bits of logits.
 type Bits = Vec<u32>;
 
 /// The model of that name, if it is here.
@@ -125,7 +125,7 @@ fn models_that_need_what_it_lacks_fall_back() {
     }
 }
 
-/// Whichever op is taken away: the host computes it, and nobody else notices.
+/// Whichever op is taken away, the host computes it, and no other code notices.
 fn any_op_may_be_taken_away() {
     for name in WITHOUT_EACH {
         let path = model(name).unwrap();

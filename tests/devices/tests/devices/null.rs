@@ -1,4 +1,4 @@
-//! What a stage tells its device: a llama's pass on one that computes nothing.
+//! Ops that a stage tells its device: a llama's pass on one that computes nothing.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ const ATTENTION: [&str; 8] =
 /// The feed-forward network: gate and up in one op, the gate's function, and down.
 const FFN: [&str; 5] = ["RmsNorm", "Products", "Combine", "Products", "Combine"];
 
-/// Behind the last attention only those rows go on that somebody wants.
+/// Behind the last attention only the wanted rows go on.
 const WANTED: [&str; 1] = ["GatherRows"];
 
-/// What comes behind the last layer: a norm, and the output matrix.
+/// Ops behind the last layer: a norm, and the output matrix.
 const HEAD: [&str; 2] = ["RmsNorm", "Products"];
 
 /// The ops of a pass come in their order, and nothing else: this device claims to have all of them, so none falls back, and no
@@ -41,7 +41,7 @@ fn a_llama_is_told_op_by_op() {
     assert_eq!(told, pass);
 }
 
-/// What a device has to be is little.
+/// A device can be written in a hundred lines.
 fn it_is_a_device_in_a_hundred_lines() {
     let lines = include_str!("../../src/null.rs").lines().count();
     assert!(lines <= 100, "{lines} lines");

@@ -1,4 +1,5 @@
-//! What a GPU's ops take, each by itself and in whole models, beside what the card moves and adds in the same run.
+//! Times of a GPU's ops, each by itself and in whole models, beside the card's measured limits of moving and adding in
+//! the same run.
 //!
 //! ```text
 //! cargo bench -p brigade-model-tests --bench gpu_ops [-- OPTIONS PARTS]
@@ -57,7 +58,7 @@ impl Options {
         self.only.as_ref().is_none_or(|only| name.contains(only))
     }
 
-    /// How the GPU is used.
+    /// Options for the GPU.
     fn of_gpu(&self, timed: bool) -> GpuOptions {
         let folder = std::env::temp_dir().join("brigade-gpu-ops");
         let pipeline_cache = Some(folder);

@@ -68,7 +68,7 @@ pub fn run(options: &Options, warm: &mut Warm) -> Result<(), String> {
     Ok(())
 }
 
-/// What a ubatch took by the host's clock, and its longest kernels.
+/// Prints a ubatch's time by the host's clock, and its longest kernels.
 fn print((n_parts, n_rows): (usize, usize), took: f64, times: &[KernelTime]) {
     let of_device: f64 = times.iter().map(|time| time.took.as_secs_f64()).sum::<f64>() * 1e6;
     let n = (TIMES + 1) as f64;

@@ -1,6 +1,6 @@
 //! Numbers that look like data. A card may be faster with zeros.
 
-/// Bytes of xorshift.
+/// Pseudorandom bytes, by xorshift.
 pub fn bytes(n: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(n + 8);

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use brigade_gpu::{Gpu, GpuBuffer, Purpose};
 
-/// How long it works before something is measured.
+/// Time of work before anything is measured.
 const WORK: Duration = Duration::from_millis(300);
 
-/// What keeps the card busy.
+/// Work that keeps the card busy.
 pub struct Warm {
     gpu: Gpu,
     from: GpuBuffer,

@@ -33,7 +33,8 @@ const MODELS: [&str; 12] = [
     "qwen3vlmoe",
 ];
 
-/// Those of them whose experts differ most: plain ones, with biases, with two mixtures in a layer, and with weights before them.
+/// Models among these whose experts differ most: plain ones, with biases, with two mixtures in a layer, and with
+/// weights before them.
 const SENT: [&str; 4] = ["qwen3vlmoe", "gpt-oss-mxfp4", "grovemoe", "llama4"];
 
 /// Rows of the prompt, and of one of its ubatches: what is left for the last one is a single row.
@@ -78,8 +79,8 @@ fn where_experts_lie_changes_no_byte() {
     assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
 }
 
-/// Experts that lie with the host, and are sent to the GPU for ubatches in which they have many rows, or some: the same bits as if
-/// none was, as memory that both see and as a card's own.
+/// The GPU gets experts that lie with the host, for ubatches in which they have many rows, or some. The bits are the
+/// same as if none was sent, with memory that both see and with a card's own.
 fn experts_that_are_sent_change_no_byte() {
     if let Err(reason) = gpus() {
         return println!("skipped: {reason}");
@@ -208,7 +209,7 @@ fn two_thousand_random_places_give_one_answer() {
     random_places_give_one_answer(2000);
 }
 
-/// What a step of decode costs, in a stage whose experts of layers before `n` lie with the host.
+/// Counts for a step of decode, in a stage whose experts of layers before `n` lie with the host.
 fn step(line: &mut Line, tokens: &[u32]) -> (u64, u64) {
     let mut ops = vec![Line::open_slot(0, Some(Line::greedy()))];
     let mut last = (0, 0);
@@ -274,7 +275,7 @@ impl TensorSource for Watched {
     }
 }
 
-/// Where another number of layers has its experts with the host, the layers between are loaded anew, and no others.
+/// When another number of layers has its experts with the host, only the layers between are loaded anew.
 fn layers_whose_experts_move_are_loaded_anew() {
     if let Err(reason) = gpus() {
         return println!("skipped: {reason}");

@@ -13,7 +13,7 @@ use brigade_model_tests::golden::{Golden, argmax, relative_error, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig};
 use brigade_synth::{AdapterSpec, write_adapter};
 
-/// What computes the bits that a GPU has to compute.
+/// Table with the bits that a GPU has to compute.
 const UNFUSED: &str = "unfused";
 
 /// Rows of a ubatch.
@@ -142,7 +142,7 @@ fn adapter(path: &Path, name: &str, seed: u64) -> PathBuf {
     file
 }
 
-/// What each of some sequences in one ubatch uses: experts have adapters for some of their rows alone.
+/// Adapters of each sequence in one ubatch: experts have adapters for some of their rows alone.
 const USES: [&[(u32, f32)]; 4] = [&[], &[(0, 1.0)], &[(1, 0.5), (0, 2.0)], &[(1, 0.5)]];
 
 fn adapters_of_experts_are_the_bits_of_unfused_on_a_gpu() {
@@ -238,7 +238,7 @@ fn greedy_tokens_are_those_of_unfused() {
     }
 }
 
-/// How far logits may be from llama.cpp's, which itself reads rows in 8 bits; as in `golden.rs`.
+/// Bound on the difference from llama.cpp's logits, which itself reads rows in 8 bits; as in `golden.rs`.
 const QUANT_LIMIT: f64 = 3e-2;
 
 /// A device without matrix units for f16 has no fast math, and a line says so.

@@ -1,5 +1,6 @@
-//! Ubatches that are begun on a GPU while others compute there: the bits of ubatches one after the other on the table `unfused`, and
-//! once all memory has been taken nothing is recorded anew. Machines without a Vulkan driver skip.
+//! Ubatches that are begun on a GPU while others compute there. Their bits are those of ubatches one after the other on
+//! the table `unfused`. Once all memory has been taken, nothing is recorded anew. Machines without a Vulkan driver
+//! skip.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,7 +23,7 @@ const MODELS: [&str; 8] = [
     "rwkv7",
 ];
 
-/// Of these, mixtures whose experts also lie with the host once.
+/// Mixtures among these whose experts also lie with the host once.
 const BESIDE: [&str; 3] = ["granitehybrid", "kimi-linear", "qwen2moe"];
 
 /// Sequences, whose ubatches take turns.
@@ -37,7 +38,7 @@ const STEPS: usize = 24;
 /// Steps before which all memory has been taken once, in all the ways in which ubatches follow each other.
 const WARM: usize = 12;
 
-/// What came back of rows, by slot and position.
+/// Results of rows, by slot and position.
 type Found = BTreeMap<(u32, u32), Vec<u32>>;
 
 /// A stage with all layers, and the ubatches that it has in work.
@@ -64,7 +65,7 @@ impl Turns {
         &mut self.line.stages()[0]
     }
 
-    /// Begins a ubatch of one part. What is in work too many is finished.
+    /// Begins a ubatch of one part. Ubatches beyond the allowed number are finished first.
     fn begin(&mut self, ops: Vec<SeqOp>, part: SeqPart) {
         let ub = UBatch { id: self.next_id, ops, parts: vec![part] };
         self.next_id += 1;
@@ -129,7 +130,7 @@ impl Turns {
     }
 }
 
-/// All of it is one test: it looks at counts of the one device, which nobody else may use.
+/// All of it is one test: it looks at counts of the one device, which no other test may use meanwhile.
 fn ubatches_that_are_begun_while_others_compute_have_the_same_bits() {
     if let Err(reason) = gpus() {
         println!("skipped: {reason}");

@@ -1,5 +1,6 @@
-//! What a forward pass on a GPU costs the host. It waits once, for what leaves the stage; where it needs to look at something to go on,
-//! it waits for that. And it records nothing that was recorded for a pass before. Machines without a Vulkan driver skip.
+//! The host's waits and records in a forward pass on a GPU. It waits once, for what leaves the stage; where it needs to
+//! look at something to go on, it waits for that. And it records nothing that was recorded for a pass before. Machines
+//! without a Vulkan driver skip.
 
 use std::path::{Path, PathBuf};
 
@@ -57,8 +58,8 @@ const N_ROWS: usize = 20;
 /// Mixtures of experts, which wait no more often where experts have adapters.
 const ADAPTED: [&str; 2] = ["qwen2moe", "gemma4-moe"];
 
-/// How often the host waits in a pass over a prompt's rows, and in one over a single row; both were run before. All use the
-/// first adapter of the model if it has some.
+/// Number of the host's waits in a pass over a prompt's rows, and in one over a single row. Both were run before. All
+/// use the first adapter of the model if it has some.
 fn waits(line: &mut Line, tokens: &[u32], is_adapted: bool) -> [u64; 2] {
     let mut pos = 0;
     let mut run = |line: &mut Line, ops: Vec<SeqOp>, n: usize, want: Want| {
@@ -76,7 +77,7 @@ fn waits(line: &mut Line, tokens: &[u32], is_adapted: bool) -> [u64; 2] {
     [run(line, Vec::new(), N_ROWS, Want::Logits), run(line, Vec::new(), 1, Want::Sample)]
 }
 
-/// Both look at counts of the one device: they are one test, so that nobody else uses it.
+/// Both look at counts of the one device: they are one test, so that no other test uses it meanwhile.
 fn the_host_waits_once_in_a_pass_and_records_it_once() {
     if let Err(reason) = gpus() {
         println!("skipped: {reason}");

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use brigade_gguf::{Gguf, GgufWriter};
 use brigade_model_tests::places::{of_tests, root};
 
-/// What the manual promises of the error against llama.cpp, which the golden tests check.
+/// Bound on the error against llama.cpp that the manual states, and the golden tests check.
 const LIMIT: f64 = 1e-4;
 /// The page, from the root.
 const PAGE: &str = "docs/models.md";
-/// What is said of each architecture that runs, and cannot be computed in a moment.
+/// Descriptions of the architectures that run, where they cannot be computed in a moment.
 const SAID: &str = "tests/data/architectures.txt";
 
 /// One row: architectures of a kind.

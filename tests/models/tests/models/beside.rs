@@ -1,7 +1,7 @@
-//! What goes along beside the residual stream: in Gemma's small models rows for the layers to come, keys and values that
-//! layers lend, and other streams; in Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp other streams, in the first two also the
-//! positions or pools that an index chose; in HRM-Text the vector of the stack that waits; in Granite Switch the adapters of
-//! rows. A cut carries what is read behind it, and no bit depends on where it is.
+//! Values beside the residual stream. Gemma's small models have rows for the layers to come, keys and values that
+//! layers lend, and other streams. Hunyuan 4, GLM-5.3, DeepSeek V4 and qwen4exp have other streams, the first two also
+//! the positions or pools that an index chose. HRM-Text has the vector of the stack that waits, and Granite Switch the
+//! adapters of rows. A cut carries the values that are read behind it, and no bit depends on its place.
 
 use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
@@ -38,8 +38,8 @@ fn a_cut_carries_what_layers_behind_it_read() {
     let widths = (1..4).map(|cut| spec.boundary(cut).widths);
     let with_pools = vec![32, 32, 32, 32, 4];
     assert_eq!(widths.collect::<Vec<_>>(), [vec![32; 4], with_pools.clone(), with_pools]);
-    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In the
-    // last pass nobody reads the other vector any more.
+    // Twelve layers: two cycles of two passes through the low stack and one through the high one, two layers each. In
+    // the last pass the other vector is not read any more.
     let spec = describe("hrm_text");
     let widths = (1..12).map(|cut| spec.boundary(cut).widths);
     assert_eq!(widths.collect::<Vec<_>>(), [vec![vec![32, 32]; 9], vec![vec![32, 0]; 2]].concat());
@@ -47,7 +47,7 @@ fn a_cut_carries_what_layers_behind_it_read() {
     assert_eq!((boundary.widths, boundary.exact), (vec![32, 1], true));
 }
 
-/// Where an index pools keys, a position leaves its key and a gate.
+/// A position leaves its key and a gate where an index pools keys.
 fn only_layers_with_an_index_remember_its_keys() {
     let states = |model: &str| -> Vec<StateSpec> {
         describe(model).layers.iter().map(|layer| layer.blocks[0].kind.state()).collect()

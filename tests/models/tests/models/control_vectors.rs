@@ -72,7 +72,7 @@ fn logits_with_control_vectors_match_llama_cpp_at_every_cut() {
     }
 }
 
-/// What the first layers give, up to the one `before` which the line is cut: `[n_rows, width]` for each tensor of the cut.
+/// Rows that the first layers give, cut before layer `before`: `[n_rows, width]` for each tensor of the cut.
 fn boundary(model: &Path, before: usize, control_vectors: Vec<(PathBuf, f32)>) -> Vec<f32> {
     let config = LineConfig { cuts: vec![before], control_vectors, ..LineConfig::default() };
     let mut line = Line::open(model, &config);

@@ -47,7 +47,7 @@ fn rows(line: &mut Line, ops: Vec<SeqOp>, parts: Vec<SeqPart>) -> Vec<Vec<f32>> 
     line.run(ops, parts).into_iter().map(into_logits).collect()
 }
 
-/// What every stage holds of slot 0, and how many sequences it holds.
+/// State of slot 0 on every stage, and the number of its sequences.
 fn held(line: &mut Line) -> Vec<(Vec<u8>, usize)> {
     let stages = line.stages().iter();
     stages.map(|s| (s.snapshot(SlotId(0)).unwrap(), s.n_open())).collect()
@@ -115,7 +115,7 @@ fn snapshots_of_a_sequence_are_the_same_bytes_whatever_was_around_it() {
             held(&mut line)
         };
         let mut line = Line::open(&path, &LineConfig::default());
-        // Somebody longer was in its pages and its slot.
+        // A longer sequence was in its pages and its slot.
         let longer: Vec<u32> = prompt.iter().rev().chain(prompt).copied().collect();
         rows(&mut line, vec![Line::open_slot(0, None)], vec![part(0, 0, &longer)]);
         // Two neighbours, one of them ahead of it in each ubatch, and the prompt in pieces.

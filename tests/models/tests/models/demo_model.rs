@@ -11,7 +11,7 @@ use brigade_model_tests::line::{Line, LineConfig};
 use brigade_text::{ChatTemplate, TemplateInput, Tokenizer};
 use serde_json::Value;
 
-/// What the repository, and so the binary, gives the model at most.
+/// Most bytes of the model in the repository, and so in the binary.
 const MAX_BYTES: u64 = 6_000_000;
 /// Enough layers for process tests on several workers.
 const MIN_LAYERS: usize = 6;

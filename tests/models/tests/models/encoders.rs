@@ -34,7 +34,7 @@ fn pooled(pooling: &str, rows: &[Vec<f32>]) -> Vec<f64> {
     }
 }
 
-/// What becomes of the pooled rows.
+/// Vector that the heads make of the rows of a text.
 fn vector(heads: &Heads, pooling: &str, rows: &[Vec<f32>]) -> Vec<f64> {
     let pooled = pooled(pooling, rows);
     let Some(projections) = &heads.projections else { return pooled };

@@ -39,9 +39,9 @@ fn golden_models_match_llama_cpp_at_every_number_of_stages() {
     println!("{n_checked} models checked");
 }
 
-/// A name that no folder has, a file that no manifest names: either would be a model that nobody checks.
-/// Models are made once and stay in the system's folder for temporary files: so a `synth` that makes others now would not
-/// be noticed where they are there.
+/// A name that no folder has, a file that no manifest names: either would be a model that is not checked. Models are
+/// made once and stay in the system's folder for temporary files: so a `synth` that makes others now would not be
+/// noticed where they are there.
 fn synth_makes_the_models_that_results_are_of() {
     let (golden, encoders) = (Golden::repository(), Encoders::repository());
     let (adapted, steered) = (Adapted::repository(), Steered::repository());

@@ -24,7 +24,7 @@ use brigade_synth::{Arch, FileType, Shape, Spec};
 const LIMIT: f64 = 3e-2;
 const ARGMAX_SHARE: f64 = 0.9;
 
-/// What the models must have tensors of.
+/// Types of tensors that the models must contain.
 const TYPES: [GgmlType; 12] = [
     GgmlType::IQ1_S,
     GgmlType::IQ1_M,

@@ -91,7 +91,7 @@ fn load_with(
     .ok()
 }
 
-/// What a stage makes of some tokens, or of rows that could have come from the stage before.
+/// Output of a stage for some tokens, or for rows that could have come from the stage before.
 fn output(stage: &mut Stage) -> StageOutput {
     let slot = SlotId(0);
     let open = SeqOp::Open { slot, blocks: vec![PageId(0)], sampler: None, request: "r".into() };
@@ -271,7 +271,7 @@ fn a_layer_that_stays_is_not_loaded_ahead_for_another_pass() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Where a stage is with the model's block of drafts, and without.
+/// Config of a stage with the model's block of drafts.
 const DRAFTING: StageConfig = StageConfig { own_drafts: true, ..ONE_SEQUENCE };
 
 /// The token that a last stage draws behind some rows, with what its block drafts behind that one.

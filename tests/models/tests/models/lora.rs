@@ -185,7 +185,7 @@ fn a_model_with_an_adapter_computes_what_the_merged_model_computes() {
     assert!(bad.is_empty(), "{bad:#?}");
 }
 
-/// What each of some sequences uses.
+/// Adapters of each sequence.
 const USES: [&[(u32, f32)]; 4] = [&[(0, 1.0)], &[], &[(1, 0.5), (0, 2.0)], &[(1, 0.5)]];
 
 /// Logits of the sequences of [`USES`], all in the same ubatches: prompts first, of different lengths, then row by row.

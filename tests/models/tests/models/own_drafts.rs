@@ -26,15 +26,15 @@ const LIMIT: f64 = 1e-4;
 /// Logits of every so many tokens are kept.
 const EVERY: usize = 2;
 
-/// One model's results.
+/// Golden results of one model.
 #[derive(Clone, Debug, Deserialize)]
 struct Entry {
     synth: Recipe,
-    /// Of the rows that are kept, before those of the chain.
+    /// Positions of the kept rows, before those of the chain.
     positions: Vec<u32>,
     /// The model's most probable token behind the prompt.
     greedy: u32,
-    /// What is drafted behind that one.
+    /// Tokens drafted behind that one.
     chain: Vec<u32>,
 }
 
@@ -68,8 +68,8 @@ fn draft(slot: u32) -> SeqOp {
     SeqOp::Draft { slot: SlotId(slot) }
 }
 
-/// What a line gives for a prompt in ubatches of `n_ubatch` rows, with drafts behind it: the token, and the logits of the
-/// first block's rows.
+/// Reads a prompt in ubatches of `n_ubatch` rows, and drafts behind it. Returns the token, and the logits of the first
+/// block's rows.
 fn read(
     line: &mut Line,
     tokens: &[u32],
@@ -98,7 +98,7 @@ fn drafting() -> LineConfig {
     LineConfig { own_drafts: true, ..LineConfig::default() }
 }
 
-/// Those of the prompt's rows of the first block, and those of the chain.
+/// Rows of the prompt in the first block, and rows of the chain.
 fn split(rows: Vec<DraftRow>, n: u32) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let (prompt, chain): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.pos < n);
     let first = prompt.into_iter().filter(|row| row.block == 0);
@@ -152,8 +152,8 @@ fn cuts_and_ubatches_do_not_change_a_bit_of_a_draft() {
     });
 }
 
-/// Where the recurrent state of the sequence in slot 0 is, and where the next one is to be. `None`: each of its prefixes has
-/// a state.
+/// Places of the recurrent state of the sequence in slot 0: the present one, and the next. `None`: each of its prefixes
+/// has a state.
 struct States(Option<[SlotId; 2]>);
 
 impl States {
@@ -170,7 +170,7 @@ impl States {
         self.0.map(|[from, to]| Planes { from, to })
     }
 
-    /// What was read stays.
+    /// Keeps the rows that were read: the next place becomes the present one.
     fn go_on(&mut self) {
         self.0.iter_mut().for_each(|planes| planes.reverse());
     }
@@ -270,7 +270,7 @@ fn drafts_change_no_token() {
 /// Positions of entries, and the entries of each block.
 type Entries = Option<(Range<u32>, Vec<Vec<u8>>)>;
 
-/// What a block made of `tokens`, and what it drafts behind them, if nothing else happens.
+/// Entries that a block makes of `tokens`, and its drafts behind them, without other events.
 fn of_nothing_else(path: &Path, tokens: &[u32]) -> (SampledToken, Entries) {
     let mut line = Line::open(path, &drafting());
     let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];

@@ -63,7 +63,7 @@ fn a_part_beyond_the_table_is_refused() {
         let wanted = BatchError::NoSuchPosition { slot: SlotId(0), n_positions: LEARNED };
         assert_eq!(at(pos, n), wanted);
     }
-    // What the table has is refused for another reason: nobody opened the slot.
+    // What the table has is refused for another reason: the slot was not opened.
     assert_eq!(at(LEARNED - 3, 3), BatchError::NotOpen(SlotId(0)));
 }
 

@@ -1,5 +1,5 @@
-//! The tensors of a model are checked when its file is opened, by its header alone: those of every architecture that
-//! there is pass, and one that is missing, misshapen or unknown is named.
+//! The tensors of a model are checked when its file is opened, by its header alone. Those of every architecture pass. A
+//! tensor that is missing, misshapen or unknown is named.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ fn synth(arch: Arch, size: &str, path: &Path) -> Option<Gguf> {
     brigade_models::describe(&model).is_ok().then_some(model)
 }
 
-/// What is wrong with the tensors of the file at `path`.
+/// Fault of the tensors in the file at `path`.
 fn fault(path: &Path) -> Option<String> {
     let model = Gguf::open_header_only(path).unwrap();
     let described = brigade_models::described(&model).map_err(|error| error.to_string());

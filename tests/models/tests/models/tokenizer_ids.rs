@@ -1,6 +1,6 @@
 //! Tokenizers against llama.cpp's ids: every name that `tokenizer.ggml.pre` may have, and PLaMo's tokenizer. The
-//! vocabularies are made for this (see `tests/oracle/tokenizers.py`): bytes or characters, and merges over the borders of
-//! words. Of the ids of a text a hash is kept.
+//! vocabularies are made for this (see `tests/oracle/tokenizers.py`): bytes or characters, and merges over the borders
+//! of words. Only a hash of a text's ids is kept.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const BYTE: i32 = 6;
 /// Pre-tokenizers of vocabularies in plain UTF-8.
 const RAW: [&str; 4] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"];
 
-/// What llama.cpp found for every pre-tokenizer.
+/// Results of llama.cpp for every pre-tokenizer.
 #[derive(Deserialize)]
 struct PreTokenizers {
     texts: Vec<String>,
@@ -29,7 +29,7 @@ struct PreTokenizers {
     hashes: Vec<Vec<String>>,
 }
 
-/// What it found for PLaMo's tokenizer.
+/// Results of llama.cpp for PLaMo's tokenizer.
 #[derive(Deserialize)]
 struct Plamo {
     pieces: Vec<(String, f32)>,

@@ -1,5 +1,5 @@
-//! Layers with a window keep only the pages that rows to come see: the same bits in less memory, for every cut and ubatch,
-//! among other sequences, from copies and from saved states.
+//! Layers with a window keep only the pages that rows to come see. Their bits are the same in less memory, for every
+//! cut and ubatch, among other sequences, from copies and from saved states.
 
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn the_bits_are_the_same_for_every_cut_and_ubatch_in_less_memory() {
 struct Crowd {
     /// Tokens and pages of the sequence in each slot.
     open: Vec<Option<(Vec<u32>, Vec<PageId>)>>,
-    /// How many sequences have each page.
+    /// Number of sequences that have each page.
     users: Vec<usize>,
     state: u64,
 }

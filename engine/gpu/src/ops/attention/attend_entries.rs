@@ -1,7 +1,7 @@
 //! Attention of rows to entries and to the positions right before them, side by side in one softmax.
 //!
-//! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
-//! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
+//! The keys that a row attends to are copied to pages of its own, the entries in their order and then the positions in
+//! theirs, and attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
 use brigade_ops::{AttendEntries, n_before};
 use brigade_shapes::{KV_PAGE, KvType};
@@ -26,7 +26,7 @@ static COPY: Shader = shader!("entry_keys");
 /// Stands for the list of a row that attends to the first entries.
 const NO_LIST: u32 = u32::MAX;
 
-/// What a row attends to, as the shader takes it.
+/// Entries and keys that a row attends to, in the layout of the shader.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct Row {
@@ -66,7 +66,7 @@ struct Batch {
 }
 
 impl Gpu {
-    /// See [`AttendEntries`]. A chosen entry that its row does not see stands for the last that it sees.
+    /// Records the op [`AttendEntries`]. A chosen entry that its row does not see stands for the last that it sees.
     ///
     /// # Errors
     /// Where there is no room for the copied keys or the sums of spans.

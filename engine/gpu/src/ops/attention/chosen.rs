@@ -1,5 +1,5 @@
-//! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of their
-//! positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
+//! Attention of rows to some of the positions before them. Each row's keys are copied side by side, in the order of
+//! their positions, and attended to as a sequence of their own. The cost of a row does not grow with its context.
 
 use brigade_ops::{AttendChosen, AttendPart, PageId};
 use brigade_shapes::{KV_PAGE, KvLayout, PoolSizes};
@@ -26,17 +26,17 @@ pub(super) const ROOM_BYTES: usize = 64 << 20;
 /// Bytes that an invocation copies.
 const LINE: usize = 16;
 
-/// Which positions rows attend to.
+/// Positions that rows attend to.
 #[derive(Clone, Copy, Debug)]
 struct ChosenSpans<'a> {
-    /// So many for each row that sees more; others attend to all they see.
+    /// Positions of a pool, and the pools chosen for a row. Rows that see no more pools attend to all they see.
     sizes: PoolSizes,
     /// `[n_rows, per_row]`: the pools, ascending, as whole numbers in f32. Where a pool is one position, these are
     /// positions. One behind its row stands for the row's own position.
     pools: Span<'a>,
 }
 
-/// Where the keys of rows are copied from.
+/// Source of the keys that are copied for rows.
 struct CopyFrom<'a> {
     over: &'a AttendPages<'a>,
     chosen: &'a ChosenSpans<'a>,
@@ -47,7 +47,7 @@ struct CopyFrom<'a> {
 /// A row whose keys are copied to pages of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopiedRow {
-    /// Its number among the queries.
+    /// Number of the row among the queries.
     pub(super) row: usize,
     /// The first of its pages.
     pub(super) first_page: usize,
@@ -83,7 +83,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`AttendChosen`].
+    /// Records the op [`AttendChosen`].
     ///
     /// # Errors
     /// Where there is no room for the copied keys or the sums of spans.

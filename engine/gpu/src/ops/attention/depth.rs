@@ -1,4 +1,4 @@
-//! Attention over depth.
+//! Attention over depth: mixtures of rows that were kept on a token's way through the layers.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -26,8 +26,8 @@ struct Push {
 }
 
 impl Gpu {
-    /// Makes each row of `out` a mixture of that row of all `sources` (`[n, d]` each, `d` values in `score`):
-    /// `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`.
+    /// Makes each row of `out` a mixture of that row of all `sources` (`[n, d]` each, `d` values in `score`). The
+    /// mixture is `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`.
     ///
     /// # Panics
     /// If shapes disagree, or there is no source or more than 2048.

@@ -18,7 +18,7 @@ use crate::transfer::buffer::GpuBuffer;
 
 static LIST: Shader = shader!("list_pages");
 
-/// Where the lists of pages are, and how many pages one has room for.
+/// Address of the lists of pages, and the most pages of a list.
 #[derive(Clone, Copy)]
 pub(super) struct PageList {
     pub(super) address: u64,
@@ -40,11 +40,11 @@ struct Push {
 }
 
 impl PageList {
-    /// Where all rows read all pages.
+    /// No lists: all rows read all pages.
     pub(super) const NONE: Self = Self { address: 0, most: 0 };
 }
 
-/// How rows of `parts` read chosen blocks.
+/// Sizes of the lists by which rows of `parts` read chosen blocks.
 pub(super) fn listed(blocks: &ChosenBlocks<Span<'_>>, parts: &[AttendPart<'_>]) -> Listed {
     let BlockSizes { positions, per_row, .. } = blocks.sizes;
     // A block that begins in a page's last position reaches the farthest.

@@ -29,10 +29,10 @@ const MERGE_GROUP: usize = 64;
 const MAX_KEY: usize = 4096;
 const MAX_VALUE: usize = 1024;
 
-/// What is attended to in a GPU's memory.
+/// Pages, rows and softmax of attention, in a GPU's memory.
 pub type AttendPages<'a> = brigade_ops::AttendOver<'a, Span<'a>, Span<'a>>;
 
-/// What few models change of attention in a GPU's memory.
+/// Changes to attention that only some models have, in a GPU's memory.
 pub type AttendVariant<'a> = brigade_ops::AttendVariant<'a, Span<'a>>;
 
 /// A batch, and where its kernels read what the plan says of it.
@@ -85,7 +85,7 @@ struct MergePush {
 }
 
 impl Gpu {
-    /// See [`Attend`](brigade_ops::Attend).
+    /// Records the op [`Attend`](brigade_ops::Attend).
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where the device has no room for the sums of spans.
@@ -211,7 +211,7 @@ fn group(over: &AttendPages<'_>) -> usize {
     over.n_head / over.layout.n_kv_head
 }
 
-/// Checks the shapes. Returns how many pages the pool has.
+/// Checks the shapes, and returns the number of pages in the pool. Returns how many pages the pool has.
 fn check(over: &AttendPages<'_>, q_len: usize, out_len: usize) -> usize {
     check_over::<OnGpu>("attend", over, q_len, out_len);
     let (dk, dv) = (over.layout.head_dim_k, over.layout.head_dim_v);

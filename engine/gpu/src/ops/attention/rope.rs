@@ -1,4 +1,5 @@
-//! Rotary positions. The angles are the host's: its table of cosines and sines is brought here once for all layers.
+//! Rotary positions. The host computes the angles: its table of cosines and sines is copied to the device once for all
+//! layers.
 
 use crate::commands::dispatch::Work;
 use crate::device::{Gpu, lines};
@@ -9,7 +10,7 @@ use brigade_ops::{Angles, Rope};
 use brigade_shapes::RopeLayout;
 
 impl Gpu {
-    /// See [`Rope`].
+    /// Records the op [`Rope`].
     ///
     /// # Panics
     /// If shapes disagree, or `n_rot` is odd or more than a head.

@@ -1,5 +1,6 @@
-//! How attention is cut for the device: tiles of queries that share the reading of pages, and spans of pages. Spans start afresh and
-//! lie at absolute positions, so that no bit depends on the rows beside a row, nor on how its part is cut into tiles.
+//! The tiling of attention for the device: tiles of queries that share the reading of pages, and spans of pages. Spans
+//! start afresh and lie at absolute positions. So no bit depends on the rows beside a row, nor on how its part is cut
+//! into tiles.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
 const SPAN_PAGES: usize = 16;
 
-/// Positions of them.
+/// Positions of a span.
 const SPAN_POSITIONS: usize = SPAN_PAGES * KV_PAGE;
 
 /// Values before the weighted sum in a state.
@@ -25,7 +26,7 @@ const MAX_TILE_VALUES: usize = 2304;
 /// Bytes of the states that are kept at once, about.
 const STATE_BYTES: usize = 64 << 20;
 
-/// What rows see.
+/// Positions that rows see.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sight {
     pub(super) window: Option<Window>,
@@ -56,7 +57,7 @@ pub(super) struct Batch {
     /// Whether their queries read the pages of lists.
     pub(super) is_listed: bool,
     pub(super) tiles: Vec<Tile>,
-    /// Of each span the number of its tile.
+    /// For each span the number of its tile.
     pub(super) spans: Vec<u32>,
 }
 
@@ -65,8 +66,8 @@ pub(super) struct Plan {
     pub(super) batches: Vec<Batch>,
     /// Pages that the tiles name, sequence after sequence.
     pub(super) pages: Vec<u32>,
-    /// Of each row that reads the pages of lists, one for each head of keys and values: its number, and behind the last
-    /// position that it sees.
+    /// Rows that read the pages of lists, once for each head of keys and values: the row's number, and the end of the
+    /// positions that it sees.
     pub(super) far_rows: Vec<[u32; 2]>,
 }
 
@@ -237,7 +238,7 @@ impl Sight {
         self.window.map_or(0, |window| window.first_visible(pos))
     }
 
-    /// Behind the last position that row `row` of a part sees.
+    /// End of the positions that row `row` of a part sees.
     fn end_visible(self, part: &AttendPart<'_>, row: usize) -> usize {
         let pos = part.first_pos + row;
         let end = if self.both_ways { part.first_pos + part.n_rows } else { pos + 1 };

@@ -20,7 +20,7 @@ static CHOOSE: Shader = shader!("choose_experts");
 /// Most experts that are chosen from, and most that a row uses: what shared memory of every device has room for.
 const MAX_EXPERTS: usize = 1024;
 
-/// Which experts rows use, in lists on the device, and [which pairs](ExpertWork) each of these works on.
+/// Experts of rows, in lists on the device, with the [pairs](ExpertWork) of each expert.
 ///
 /// A row and one of its experts are a pair. Pairs are sorted by expert, and those of an expert by row. Kernels alone write these
 /// lists: their numbers are below what they count.
@@ -41,7 +41,7 @@ enum List {
     PairWeights = 4,
 }
 
-/// How many they are.
+/// Number of lists.
 const LISTS: usize = 5;
 
 #[repr(C)]
@@ -126,7 +126,7 @@ impl Gpu {
         Ok(work)
     }
 
-    /// Room for lists.
+    /// Allocates the lists of a routing.
     fn routes(
         &self,
         n_rows: usize,
@@ -201,7 +201,7 @@ impl ExpertRoutes {
         self.work.n_rows()
     }
 
-    /// Which pairs each expert works on. The rows that it lists are those that were routed.
+    /// The pairs of each expert. The rows that it lists are those that were routed.
     pub fn work(&self) -> &ExpertWork {
         &self.work
     }
@@ -211,12 +211,12 @@ impl ExpertRoutes {
         self.list(List::Ids)
     }
 
-    /// Their weights, `[n_rows, n_used]`.
+    /// Weights of these experts, `[n_rows, n_used]`.
     pub fn weights(&self) -> Span<'_> {
         self.list(List::Weights)
     }
 
-    /// Their pairs, `[n_rows, n_used]`, u32.
+    /// Pairs of these experts, `[n_rows, n_used]`, u32.
     pub fn pairs(&self) -> Span<'_> {
         self.list(List::Pairs)
     }
@@ -236,7 +236,7 @@ impl ExpertRoutes {
         self.list(List::PairWeights)
     }
 
-    /// Where the lists lie.
+    /// Buffer with all lists.
     pub(super) fn lists(&self) -> &GpuBuffer {
         &self.lists
     }

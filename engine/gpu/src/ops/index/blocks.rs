@@ -1,6 +1,6 @@
-//! The index of MiniMax Sparse Attention: for each head of keys and values of a row it scores blocks of positions, and the
-//! head attends to the best of them and to the newest. A block's score is the greatest product of its positions that the
-//! row sees. Of blocks with the same score the lower ones are chosen.
+//! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row. The
+//! head attends to the best of them and to the newest. A block's score is the greatest product of its positions that
+//! the row sees. Of blocks with the same score the lower ones are chosen.
 
 use brigade_ops::AttendPart;
 use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, ValuePlace};
@@ -28,9 +28,9 @@ pub struct BlockIndexSpans<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// What is chosen.
+    /// Positions of a block, and blocks chosen for a row.
     pub sizes: BlockSizes,
 }
 
@@ -64,22 +64,22 @@ struct Push {
     positions: u32,
 }
 
-/// What is scored, and how scores lie.
+/// Keys that are scored, and the layout of the scores.
 struct Scored {
     keys: IndexKeys,
     /// Address of the lists of pages.
     pages: u64,
     n_head: usize,
-    /// Of a block.
+    /// Positions of a block.
     positions: usize,
     /// Scores of a line.
     stride: usize,
 }
 
 impl Gpu {
-    /// Writes the blocks that each head of each row attends to, ascending, as u32 to `out` `[n_rows, n_kv_head, per_row]`.
-    /// Those of a row that sees no more than `per_row` blocks are zeros: it attends to all. `false`: all rows do, and
-    /// nothing is written.
+    /// Writes the blocks that each head of each row attends to, ascending, as u32 to `out` `[n_rows, n_kv_head,
+    /// per_row]`. A row that sees no more than `per_row` blocks attends to all, and its numbers are zeros. `false`: all
+    /// rows do, and nothing is written.
     ///
     /// `q` is `[n_rows, n_kv_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in
     /// their pages.

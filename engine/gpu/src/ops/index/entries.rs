@@ -48,7 +48,7 @@ fn index_keys(layout: &EntryLayout, pool: u64) -> IndexKeys {
     }
 }
 
-/// How many pages a pool of `len` bytes at `address` has.
+/// Number of pages in a pool of `len` bytes at `address`.
 ///
 /// # Panics
 /// If positions of entries are no such, or it is no row of pages.
@@ -63,7 +63,7 @@ pub(crate) fn check_entries(layout: &EntryLayout, op: &str, address: u64, len: u
 }
 
 impl Gpu {
-    /// See [`WriteEntries`].
+    /// Records the op [`WriteEntries`].
     ///
     /// # Panics
     /// If shapes disagree, or an entry lies outside its sequence's pages or the pool.
@@ -103,7 +103,7 @@ impl Gpu {
         unsafe { self.dispatch(Order::After, &WRITE, &[code_of(layout.ty), 1], &push, groups) };
     }
 
-    /// See [`ChooseEntries`]. There are at most [`MAX_INDEX_HEADS`](crate::ops::MAX_INDEX_HEADS).
+    /// Records the op [`ChooseEntries`]. There are at most [`MAX_INDEX_HEADS`](crate::ops::MAX_INDEX_HEADS).
     ///
     /// # Errors
     /// Where there is no room for the scores.

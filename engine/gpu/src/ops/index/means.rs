@@ -2,7 +2,7 @@
 //! best of the blocks that it sees whole, and to all positions behind the last of them. Of blocks with the same score the
 //! lower ones are chosen.
 //!
-//! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
+//! Pages hold the key of each position as it was projected. Means are made of them when they are scored.
 
 use brigade_ops::{Angles, AttendPart, ChooseByMeans, NO_BLOCK, Rope};
 use brigade_shapes::{BlockSizes, KV_PAGE};
@@ -38,7 +38,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`ChooseByMeans`].
+    /// Records the op [`ChooseByMeans`].
     ///
     /// # Errors
     /// Where there is no room for the scores.

@@ -35,15 +35,15 @@ pub struct IndexSpans<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: Span<'a>,
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index, at most 128; they share its keys.
     pub n_head: usize,
-    /// What is chosen.
+    /// Positions of a pool, and pools chosen for a row.
     pub sizes: PoolSizes,
 }
 
-/// What scores pools for rows.
+/// Queries, weights and keys by which pools are scored for rows.
 pub(super) struct Scorer<'a> {
     pub(super) keys: IndexKeys,
     /// The lists of pages that rows name.
@@ -63,11 +63,11 @@ pub(super) struct Scorer<'a> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct FarRow {
-    /// Its number among the queries.
+    /// Number of the row among the queries.
     pub(crate) row: u32,
     /// Pools that it sees.
     pub(super) n_seen: u32,
-    /// Where the lists have its sequence's pages.
+    /// Start of its sequence's pages in the lists.
     pub(super) pages: u32,
 }
 

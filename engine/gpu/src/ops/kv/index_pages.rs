@@ -24,14 +24,14 @@ pub(crate) struct IndexKeys {
 
 /// Lists of the pages of some parts.
 pub(crate) struct PageLists {
-    /// List after list.
+    /// All lists, one behind the other.
     pub(crate) pages: Vec<u32>,
-    /// Of each part, where its list starts.
+    /// For each part, the start of its list.
     pub(crate) starts: Vec<u32>,
 }
 
 impl IndexKeys {
-    /// Those in a pool of so many bytes at `address`.
+    /// Index keys in a pool of so many bytes at `address`.
     ///
     /// # Panics
     /// If pages have no keys of an index, or the pool is no row of pages.
@@ -74,7 +74,7 @@ impl PageLists {
         Self::of_pages(op, pool_bytes / layout.page_bytes(), parts, n_rows)
     }
 
-    /// As [`Self::new`], of a pool of so many pages.
+    /// As [`Self::new`], for a pool of so many pages.
     ///
     /// # Panics
     /// As [`Self::new`].

@@ -31,7 +31,7 @@ pub(super) fn units(layout: &KvLayout, unit: usize) -> usize {
     layout.n_kv_head * (key + value) + key_width(layout.index_dim).div_ceil(unit)
 }
 
-/// How many pages a pool of `len` bytes at `address` has.
+/// Number of pages in a pool of `len` bytes at `address`.
 ///
 /// # Panics
 /// If it is no row of pages.

@@ -1,5 +1,5 @@
-//! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
-//! own: a softmax of the rows' gates.
+//! Pools of rows by a learned gate. A pool becomes a mean of its rows, in which each column has weights of its own: a
+//! softmax of the rows' gates.
 
 use brigade_ops::{AttendPart, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, KvType, ValuePlace};
@@ -20,7 +20,7 @@ static GATED: Shader = shader!("pool_gated");
 static KEYS: Shader = shader!("pool_keys");
 static WRITE: Shader = shader!("kv_write");
 
-/// How the keys of a pool's positions become one.
+/// Sizes and biases by which the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolingSpans<'a> {
     /// Positions of a pool, at least 2; pools lie side by side from position 0.
@@ -53,7 +53,7 @@ struct KeysPush {
 }
 
 impl Gpu {
-    /// See [`PoolGated`].
+    /// Records the op [`PoolGated`].
     ///
     /// # Panics
     /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
@@ -148,7 +148,7 @@ impl Gpu {
     }
 }
 
-/// Of each position of each pool that the parts' rows complete, its page times [`KV_PAGE`] and its position there.
+/// For each position of each pool that the parts' rows complete, its page times [`KV_PAGE`] and its position there.
 fn members(
     layout: &KvLayout,
     pool_bytes: usize,

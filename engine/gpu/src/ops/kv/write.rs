@@ -19,7 +19,7 @@ const GROUP: usize = 64;
 /// Stands for the place of a row that is in no part.
 const NO_PLACE: u32 = u32::MAX;
 
-/// What `kv_write.comp` is told; with no heads it writes pages of an index alone.
+/// Push constants of `kv_write.comp`. With no heads it writes pages of an index alone.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct WritePush {
@@ -85,7 +85,7 @@ impl Gpu {
     }
 }
 
-/// Of each row its page times [`KV_PAGE`] and its position there.
+/// For each row its page times [`KV_PAGE`] and its position there.
 fn places(parts: &[AttendPart<'_>], n_rows: usize, n_pages: usize) -> Vec<u32> {
     assert!(n_pages <= 1 << 25, "kv_write: {n_pages} pages");
     let mut places = vec![NO_PLACE; n_rows];

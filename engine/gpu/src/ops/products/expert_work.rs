@@ -1,4 +1,5 @@
-//! What experts work on: pairs of a row and one of its experts, sorted by expert on the device and cut in pieces for products.
+//! The work of experts: pairs of a row and one of its experts, sorted by expert on the device and cut in pieces for
+//! products.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -29,22 +30,22 @@ pub struct ExpertWork {
     n_pieces: usize,
 }
 
-/// Where the lists lie that the kernel has beside those of the work, each with a word for each pair as it was chosen or sorted.
+/// Addresses of the kernel's lists beside those of the work. Each has a word for each pair, as it was chosen or sorted.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PairLists {
     /// Experts of the pairs as they were chosen.
     pub(crate) ids: u64,
-    /// Their weights.
+    /// Weights of these experts.
     pub(crate) weights: u64,
     /// For each of these its number among the sorted ones.
     pub(crate) pairs: u64,
     /// The expert of each sorted pair.
     pub(crate) experts: u64,
-    /// Its weight.
+    /// Weight of each sorted pair.
     pub(crate) pair_weights: u64,
 }
 
-/// Of which rows the pairs are that are sorted.
+/// The rows whose pairs are sorted.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Rows {
     /// All: `pairs`, `experts` and `pair_weights` are written.

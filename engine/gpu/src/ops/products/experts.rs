@@ -15,7 +15,8 @@ use crate::memory::span::{Span, SpanMut};
 use crate::ops::rowwise::elementwise::count;
 use crate::transfer::buffer::GpuBuffer;
 
-/// Where kernels find the packed weights of each expert of a tensor. It keeps them where they are.
+/// Table of the packed weights of each expert of a tensor, for kernels. It keeps the weights where they are. It keeps
+/// them where they are.
 #[derive(Debug)]
 pub struct ExpertTable {
     entries: GpuBuffer,
@@ -34,7 +35,7 @@ pub struct FormedExpertProduct<'a> {
     pub out: SpanMut<'a>,
 }
 
-/// What the shaders know of an expert.
+/// Entry of an expert in the table, in the layout of the shaders.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Entry {
@@ -49,7 +50,7 @@ impl ExpertTable {
         self.shape.ty
     }
 
-    /// The experts.
+    /// Number of experts.
     pub fn n_expert(&self) -> usize {
         self.panels.len()
     }
@@ -139,7 +140,7 @@ impl Gpu {
     }
 }
 
-/// What workgroups multiply, by the numbers that `product_work.glsl` has for it.
+/// Operands of workgroups, by the numbers in `product_work.glsl`.
 #[derive(Clone, Copy)]
 enum Kind {
     Pairs = 1,

@@ -42,7 +42,7 @@ pub enum WeightType {
     Q2_0,
 }
 
-/// Which bits of a code lie in which plane.
+/// Layout of a code's bits in the planes.
 #[derive(Clone, Copy)]
 pub(super) enum Codes {
     Bytes = 0,
@@ -55,7 +55,7 @@ pub(super) enum Codes {
     PairsAndDirections = 7,
 }
 
-/// Which numbers codes stand for.
+/// Numbers that codes stand for.
 #[derive(Clone, Copy)]
 pub(super) enum Levels {
     Plain = 0,
@@ -68,7 +68,7 @@ pub(super) enum Levels {
     Iq1 = 7,
 }
 
-/// What the head of a record has.
+/// Layout of the scales in the head of a record.
 #[derive(Clone, Copy)]
 pub(super) enum Heads {
     Half = 0,
@@ -87,7 +87,7 @@ pub(super) enum Heads {
     Odd1 = 13,
 }
 
-/// A quantised format.
+/// A quantised format, in the constants of the shaders.
 #[derive(Clone, Copy)]
 pub(super) struct Format {
     codes: Codes,
@@ -97,7 +97,7 @@ pub(super) struct Format {
     pub(super) blocks: u32,
     /// Whether each half of a block has its own scale.
     halves: bool,
-    /// What is subtracted from a code.
+    /// Number that is subtracted from a code.
     offset: u32,
 }
 
@@ -193,7 +193,7 @@ impl Format {
         ]
     }
 
-    /// How often a block of columns adds to a sum.
+    /// Number of terms that a block of columns adds to a sum.
     pub(super) fn parts(&self) -> u32 {
         match (self.has_mins(), self.halves) {
             (true, true) => 3,

@@ -34,7 +34,7 @@ struct Kept {
     halves: OnceLock<GpuBuffer>,
 }
 
-/// How rows of activations lie where products read them.
+/// Layout of rows of activations for products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowForm {
     /// `[n_rows, cols]` in f32.
@@ -64,7 +64,7 @@ impl RowForm {
         }
     }
 
-    /// What a row's address is a multiple of.
+    /// Alignment of a row's address.
     pub(super) fn alignment(self) -> u64 {
         match self {
             Self::Floats => 4,

@@ -1,5 +1,4 @@
-//! Which kernel computes a product, and how it is cut: by its rows, its type and the device. Bits do not depend on it,
-//! but with fast math.
+//! The choice of a product's kernel and of its cut, by rows, type and device. Without fast math, no bit depends on it.
 
 use super::LANES;
 use super::format::{Format, WeightType};
@@ -15,20 +14,20 @@ static FAST: Shader = shader!("product_fast");
 static FLOATS_FEW: Shader = shader!("product_floats_few");
 static FLOATS_MANY: Shader = shader!("product_floats_many");
 
-/// Which constant says what a workgroup multiplies.
+/// Number of the constant for the operands of workgroups.
 const KIND: usize = 12;
 
 /// Invocations of a workgroup.
 const INVOCATIONS: u32 = 256;
 
-/// How a product is computed.
+/// The kernel of a product, with its constants and workgroups.
 pub(super) struct Kernel {
     pub(super) shader: &'static Shader,
     pub(super) constants: Vec<u32>,
     pub(super) groups: [u32; 3],
 }
 
-/// What a kernel multiplies: weights of a type, with rows in a form.
+/// Factors of a product: weights of a type, and rows in a form.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     pub(super) ty: WeightType,
@@ -40,7 +39,7 @@ pub(super) struct Factors {
 pub(super) struct Pieces {
     /// Rows that one has at most, a power of two up to 64.
     pub(super) rows: usize,
-    /// How many there are.
+    /// Number of pieces.
     pub(super) n: usize,
 }
 
@@ -131,7 +130,7 @@ struct Units {
 }
 
 impl Units {
-    /// Those of the device that suit best, if products of such rows can use any.
+    /// The units of the device that suit best, if products of such rows can use any.
     fn of(facts: &GpuFacts, factors: Factors) -> Option<Self> {
         let Factors { ty, form } = factors;
         let format = ty.format().filter(|_| form == RowForm::Blocks)?;
@@ -159,7 +158,8 @@ impl Units {
         if self.k == 8 { 4 } else { 8 }
     }
 
-    /// How many rows a workgroup takes: what is done soonest where `enough` workgroups run at once. What a workgroup does beside its rows counts as some more.
+    /// Number of rows for a workgroup with which the product is done soonest, where `enough` workgroups run at once.
+    /// The fixed work of a workgroup counts as some more rows.
     fn rows(&self, n_rows: usize, panels: usize, enough: usize) -> usize {
         const BESIDE: usize = 128;
         let time = |rows: &usize| {
@@ -215,8 +215,8 @@ const WORTH_UNITS: usize = 12288;
 /// Workgroups that keep a device busy.
 const ENOUGH: usize = 128;
 
-/// How many panels, and sixteens of rows, a workgroup takes: what costs least, with the rows that fill up tiles, among
-/// those with `enough` workgroups.
+/// Number of panels, and sixteens of rows, for a workgroup. It is the cheapest number with `enough` workgroups, rows
+/// that fill up tiles included.
 fn tile(n_rows: usize, panels: usize, enough: usize) -> usize {
     let tiles = |tile: &usize| n_rows.div_ceil(LANES * tile);
     // A tile reads each row of either side once for `tile` products.

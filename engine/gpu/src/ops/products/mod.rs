@@ -44,13 +44,13 @@ pub struct FormedProduct<'a> {
     pub w: Weights<Span<'a>>,
     /// Activations `[n_rows, cols]` in the form of [`Gpu::row_form`].
     pub x: Span<'a>,
-    /// How many rows there are.
+    /// Number of rows.
     pub n_rows: usize,
     /// `[n_rows, w.rows]`, f32.
     pub out: SpanMut<'a>,
 }
 
-/// What `product_work.glsl` is told.
+/// Push constants of `product_work.glsl`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct Push {
@@ -95,7 +95,7 @@ impl Shape {
         assert!(is_aligned, "product: alignment of activations");
     }
 
-    /// What kernels are told.
+    /// Push constants of the product's kernels.
     fn push(&self, form: RowForm) -> Push {
         Push {
             panel_words: count(self.ty.panel_bytes(self.cols) / 4),
@@ -132,7 +132,7 @@ impl Gpu {
         unsafe { self.dispatch_joined(&work, |last| joining::blocks_of_result(last, &work)) };
     }
 
-    /// See [`Products`]. Other forms of rows are kept with these.
+    /// Records the op [`Products`]. Other forms of rows are kept with these.
     ///
     /// # Errors
     /// Where there is no room for a form.

@@ -23,22 +23,22 @@ const MAX_BEHIND: usize = 256;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(crate) struct Line {
-    /// How many there are: no fewer than are wanted.
+    /// Number of scores in a line, no fewer than are wanted.
     pub(crate) n: u32,
     /// The row of the result that is the line's.
     pub(crate) row: u32,
-    /// What stands behind the places; numbers that follow it come after it.
+    /// First of the ascending numbers that stand behind the places.
     pub(crate) behind: u32,
 }
 
-/// What is found of each line, and how it is written.
+/// Number and layout of the results for each line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Best {
-    /// Places of scores.
+    /// Number of places that are wanted.
     pub(crate) wanted: usize,
-    /// Numbers behind them.
+    /// Number of values behind them.
     pub(crate) n_behind: usize,
-    /// How often each row of the result stands there.
+    /// Number of copies of each row of the result.
     pub(crate) copies: usize,
     /// Whether scores are f32; else they are u32.
     pub(crate) of_floats: bool,
@@ -62,7 +62,7 @@ struct Push {
     pad: u32,
 }
 
-/// How many of `n` units of work, each with `lines` lines of `stride` scores, are done at once.
+/// Number of the `n` units of work, each with `lines` lines of `stride` scores, that are done at once.
 pub(crate) fn at_once(n: usize, lines: usize, stride: usize) -> usize {
     ((SCORE_BYTES / (4 * stride)).min(MAX_LINES) / lines).clamp(1, n)
 }

@@ -22,7 +22,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`CopyParts`].
+    /// Records the op [`CopyParts`].
     ///
     /// # Panics
     /// If a place lies outside.

@@ -9,7 +9,7 @@ use crate::pipelines::shader::{Shader, shader};
 
 pub(super) static SHADER: Shader = shader!("elementwise");
 
-/// What the shader computes of `x`, `y` and `z`, by the numbers it has for them.
+/// Functions of `x`, `y` and `z`, by their numbers in the shader.
 #[derive(Clone, Copy)]
 pub(super) enum Function {
     Add = 0,
@@ -47,11 +47,11 @@ pub(super) enum Function {
 #[derive(Clone, Copy)]
 pub(super) enum With<'a> {
     Nothing,
-    /// That at `i`.
+    /// The value at `i`.
     Each(Span<'a>),
-    /// That of the column, in rows as long as the operand.
+    /// The value of the column, in rows as long as the operand.
     Columns(Span<'a>),
-    /// That of the row, in rows of this length.
+    /// The value of the row, in rows of this length.
     Rows(Span<'a>, usize),
 }
 
@@ -204,7 +204,7 @@ impl Gpu {
 }
 
 impl With<'_> {
-    /// Its number in the shader, its address, and the length of rows, for `n` values.
+    /// Number of the place in the shader, address, and length of rows, for `n` values.
     fn place(self, n: usize) -> (u32, u64, usize) {
         match self {
             With::Nothing => (0, 0, 1),

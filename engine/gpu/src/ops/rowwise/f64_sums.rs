@@ -12,7 +12,7 @@ use crate::pipelines::shader::{Shader, shader};
 
 static SHADER: Shader = shader!("wide_rows");
 
-/// What the shader does to a row, by the numbers it has for it.
+/// Operations on a row, by their numbers in the shader.
 #[derive(Clone, Copy)]
 enum Kind {
     Match = 0,
@@ -61,7 +61,7 @@ impl Gpu {
         unsafe { self.wide_rows(Kind::Above, &push) };
     }
 
-    /// See [`ProductRoots`].
+    /// Records the op [`ProductRoots`].
     ///
     /// # Panics
     /// If shapes disagree, or the device has no f64.
@@ -86,7 +86,7 @@ impl Gpu {
     }
 }
 
-/// How many rows of `d` values there are.
+/// Number of rows of `d` values each.
 fn rows_of(n: usize, d: usize, op: &str) -> u32 {
     assert!(d > 0 && n.is_multiple_of(d), "{op}: {n} values in rows of {d}");
     count(n) / count(d)

@@ -76,7 +76,7 @@ impl Gpu {
         }
     }
 
-    /// See [`Wkv6Decay`].
+    /// Records the op [`Wkv6Decay`].
     ///
     /// # Panics
     /// If shapes disagree.

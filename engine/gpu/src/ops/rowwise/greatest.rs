@@ -33,7 +33,7 @@ struct Push {
 struct Looked {
     /// Whether they are pairs that an earlier run left, not values.
     pairs: bool,
-    /// Their address.
+    /// Address of the rows.
     at: u64,
     n_rows: usize,
     /// Values or pairs of a row.
@@ -42,7 +42,7 @@ struct Looked {
 }
 
 impl Gpu {
-    /// See [`Greatest`].
+    /// Records the op [`Greatest`].
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
@@ -58,7 +58,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// See [`FewGreatest`].
+    /// Records the op [`FewGreatest`].
     pub fn greatest_few(&self, op: FewGreatest<'_, OnGpu>) {
         op.check();
         let FewGreatest { x, d, k, out } = op;

@@ -1,8 +1,8 @@
 //! Ops that are joined with the one before them: one kernel does the work of both, with the same bits, and nothing waits between them; or
 //! both run at the same time.
 //!
-//! What the first one writes is written all the same, since somebody may read it later. A run that the next one joins is known by
-//! its kernel and by what it is told, so nobody who calls ops has to know of this.
+//! The results of the first one are written all the same, since a later op may read them. A run that the next one joins
+//! is known by its kernel and its push constants, so the callers of ops need not know of this.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) static ROWS: Shader = shader!("rows");
 pub(crate) static QUANTIZE: Shader = shader!("quantize");
 pub(crate) static ROPE: Shader = shader!("rope");
 
-/// What `rows.comp` does to a row, by the numbers it has for it.
+/// Operations of `rows.comp` on a row, by their numbers there.
 #[derive(Clone, Copy)]
 pub(super) enum RowsKind {
     Rms = 0,
@@ -25,8 +25,8 @@ pub(super) enum RowsKind {
     Softmax = 3,
 }
 
-/// What `rows.comp` is told. Its constants are the kind, the invocations on a row, whether it adds, whether it makes blocks, and what
-/// [`RowsPush::held_fours`] says.
+/// Push constants of `rows.comp`. Its constants are the kind, the invocations on a row, whether it adds, whether it
+/// makes blocks, and what [`RowsPush::held_fours`] says.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct RowsPush {
@@ -44,7 +44,8 @@ pub(super) struct RowsPush {
     pub(super) pad: u32,
 }
 
-/// What `quantize.comp` is told. Its constants are a function of each value, or [`AS_THEY_ARE`], and the place of its operand.
+/// Push constants of `quantize.comp`. Its constants are a function of each value, or [`AS_THEY_ARE`], and the place of
+/// its operand.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(crate) struct QuantizePush {
@@ -57,7 +58,7 @@ pub(crate) struct QuantizePush {
     pub(crate) constants: [f32; 4],
 }
 
-/// What `rope.comp` is told.
+/// Push constants of `rope.comp`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(crate) struct RopePush {
@@ -86,7 +87,7 @@ const EACH: u32 = 1;
 const BLOCK: u32 = 32;
 const BLOCK_BYTES: u64 = 64;
 
-/// Where values in f32 lie.
+/// Addresses of `n` f32 values.
 fn values(address: u64, n: u32) -> Range<u64> {
     address..address + u64::from(n) * size_of::<f32>() as u64
 }
@@ -110,7 +111,8 @@ impl RowsPush {
         if self.d < LONG_ROW { 16 } else { WORKGROUP }
     }
 
-    /// How many times four values each invocation on a row holds of it; 0: it reads them one by one, whenever it needs them.
+    /// Number of groups of four values that each invocation on a row holds of it. 0: it reads them one by one, whenever
+    /// it needs them.
     pub(super) fn held_fours(&self, kind: u32) -> u32 {
         let read = [self.x, self.weights, self.biases, self.result, self.added];
         let is_aligned = read.iter().all(|address| address.is_multiple_of(16));

@@ -18,7 +18,7 @@ use crate::device::Gpu;
 use crate::operands::OnGpu;
 
 impl Gpu {
-    /// See [`Map`].
+    /// Records the op [`Map`].
     pub(super) fn run_map(&self, Map { x, with }: Map<'_, OnGpu>) {
         match with {
             Function::Constant(value) => self.fill(x, value),
@@ -38,7 +38,7 @@ impl Gpu {
         }
     }
 
-    /// See [`Combine`].
+    /// Records the op [`Combine`].
     ///
     /// # Panics
     /// If shapes disagree.
@@ -60,7 +60,7 @@ impl Gpu {
         }
     }
 
-    /// See [`Norm`].
+    /// Records the op [`Norm`].
     ///
     /// # Panics
     /// If shapes disagree.

@@ -14,7 +14,7 @@ use crate::pipelines::shader::{Shader, shader};
 
 static MOVES: Shader = shader!("moves");
 
-/// What the shader does, by the numbers it has for it.
+/// Operations of the shader, by their numbers there.
 #[derive(Clone, Copy)]
 enum Kind {
     Places = 0,
@@ -165,7 +165,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// See [`HalvesToPairs`].
+    /// Records the op [`HalvesToPairs`].
     pub(crate) fn halves_to_pairs(&self, op: HalvesToPairs<'_, OnGpu>) -> Result<(), GpuError> {
         op.check();
         let half = op.d / 2;

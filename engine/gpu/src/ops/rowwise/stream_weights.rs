@@ -1,4 +1,4 @@
-//! What streams of a token weigh that every block reads and writes.
+//! Weights of a token's streams, by which every block reads and writes them.
 
 use brigade_shapes::StreamShape;
 use bytemuck::{Pod, Zeroable};

@@ -11,16 +11,16 @@ use crate::pipelines::shader::{Shader, shader};
 
 static SHADER: Shader = shader!("weigh");
 
-/// What is weighed.
+/// Sources and weights of a weighted sum.
 #[derive(Clone, Copy, Debug)]
 pub struct WeighedSpans<'a> {
-    /// From row 0 on, each.
+    /// The sources, each from its row 0 on.
     pub sources: &'a [Span<'a>],
     /// Values from one row of a source to the next; 0: all rows have the same.
     pub stride: usize,
-    /// The weights.
+    /// Weights of rows and sources, as `at` places them.
     pub weights: Span<'a>,
-    /// Where they stand.
+    /// Place of each row's and source's weight in `weights`.
     pub at: WeightsAt,
 }
 

@@ -48,7 +48,7 @@ struct PushState {
     per_slot: u32,
 }
 
-/// Where the states of parts are left.
+/// Destination of the states of parts.
 struct Left<'a> {
     parts: &'a [ScanPart],
     /// Address of the first slot's.
@@ -58,7 +58,7 @@ struct Left<'a> {
 }
 
 impl Gpu {
-    /// See [`ConvRows`].
+    /// Records the op [`ConvRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

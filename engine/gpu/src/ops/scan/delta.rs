@@ -36,7 +36,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`DeltaScan`].
+    /// Records the op [`DeltaScan`].
     ///
     /// # Panics
     /// If shapes disagree, two parts share a slot, or keys are wider than the kernel has room for.

@@ -41,7 +41,7 @@ struct PushLast {
 }
 
 impl Gpu {
-    /// See [`DilatedRows`].
+    /// Records the op [`DilatedRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

@@ -36,7 +36,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`MambaScan`].
+    /// Records the op [`MambaScan`].
     ///
     /// # Panics
     /// If shapes disagree, two parts share a slot, or there are more state values than the kernel has room for.

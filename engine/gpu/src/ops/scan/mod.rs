@@ -29,7 +29,7 @@ const POSITIONS: usize = 1 << 16;
 /// Slots that a part can name: shaders have half a word for the one that its state is read in.
 const MAX_SLOTS: usize = 1 << 16;
 
-/// What [`brigade_ops::Columns`] are here.
+/// Methods of [`brigade_ops::Columns`] on a GPU.
 pub(super) trait ColumnsHere {
     /// The address of the first row's first wanted column, and the distance of rows, as shaders take them.
     fn place(&self) -> (u64, u32);

@@ -37,7 +37,7 @@ struct Push {
 }
 
 impl Gpu {
-    /// See [`SsdScan`].
+    /// Records the op [`SsdScan`].
     ///
     /// # Panics
     /// If shapes disagree, two parts share a slot, or there are more state values than the kernel has room for.

@@ -45,7 +45,7 @@ struct Push7 {
 }
 
 impl Gpu {
-    /// See [`Wkv6`].
+    /// Records the op [`Wkv6`].
     ///
     /// # Panics
     /// If shapes disagree, two parts share a slot, or heads are wider than the kernel has room for.
@@ -71,7 +71,7 @@ impl Gpu {
         unsafe { self.dispatch(Order::After, &WKV6, &constants, &push, lines(n_units)) };
     }
 
-    /// See [`Wkv7`].
+    /// Records the op [`Wkv7`].
     ///
     /// # Panics
     /// If shapes disagree, two parts share a slot, or heads are wider than the kernel has room for.

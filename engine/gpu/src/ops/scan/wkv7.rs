@@ -1,4 +1,4 @@
-//! What stands around RWKV-7's time mixing: what is made ready for it, and what is added to its outputs.
+//! Ops around RWKV-7's recurrence: the preparation of its operands, and the term that is added to its outputs.
 
 use brigade_ops::{Wkv7Bonus, Wkv7Prepare, Wkv7Weights};
 use bytemuck::{Pod, Zeroable};
@@ -35,7 +35,7 @@ struct PushBonus {
 }
 
 impl Gpu {
-    /// See [`Wkv7Prepare`].
+    /// Records the op [`Wkv7Prepare`].
     ///
     /// # Panics
     /// If shapes disagree.
@@ -55,7 +55,7 @@ impl Gpu {
         unsafe { self.dispatch(Order::After, &PREPARE, &[d as u32], &push, groups) };
     }
 
-    /// See [`Wkv7Bonus`].
+    /// Records the op [`Wkv7Bonus`].
     ///
     /// # Panics
     /// If shapes disagree.

@@ -82,7 +82,7 @@ impl Case {
         parts
     }
 
-    /// Chooses on both. Returns the lists of the rows that see more.
+    /// Chooses entries on host and GPU. Returns the lists of the rows that see more.
     fn choose(
         &self,
         gpu: &Gpu,

@@ -1,4 +1,4 @@
-//! Causal convolutions.
+//! Tests of causal convolutions.
 
 use brigade_gpu::StateAt;
 use brigade_ops::{Columns, Conv, ConvRows};

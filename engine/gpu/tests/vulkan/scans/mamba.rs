@@ -1,4 +1,4 @@
-//! Mamba-1's selective scan.
+//! Tests of Mamba-1's selective scan.
 
 use brigade_ops::{Columns, MambaRows, MambaScan, MambaWeights};
 

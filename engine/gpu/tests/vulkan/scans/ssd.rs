@@ -1,4 +1,4 @@
-//! Mamba-2's recurrence.
+//! Tests of Mamba-2's recurrence.
 
 use brigade_gpu::{GpuBuffer, Span, SsdShape};
 use brigade_ops::{Columns, Ssd, SsdInput, SsdScan};
@@ -8,7 +8,7 @@ use crate::common::{Random, compute, gpu, on};
 
 /// Columns of `data` between others: rows are that much wider.
 const BESIDE: usize = 6;
-/// How many of those are before them.
+/// Number of those rows that come before.
 const BEFORE: usize = 2;
 
 fn there(buffer: &GpuBuffer, width: usize) -> Columns<Span<'_>> {

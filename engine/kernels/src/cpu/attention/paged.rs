@@ -109,7 +109,7 @@ pub(super) fn fetch_next<S: Simd, T: PageType>(s: S, here: &[u8], next: Option<&
 
 /// One head of one page.
 struct Page<'a, E: Element> {
-    /// Its first position.
+    /// First position of the span.
     start: usize,
     /// Bit `i`: whether any query sees position `i`.
     positions: u64,
@@ -154,7 +154,7 @@ impl Queries {
     }
 }
 
-/// What the weighted sum of a page needs of its scores.
+/// Results of a page's scores for the weighted sum of its values.
 struct Weights<const R: usize> {
     /// Weight of each position.
     p: [[f32; KV_PAGE]; R],
@@ -408,18 +408,18 @@ fn load_all<S: Simd, E: Element, const G: usize>(
     out
 }
 
-/// What makes a score of a product.
+/// Scale, bound and biases that turn a product into a score.
 struct Scoring<'a> {
     scale: f32,
     softcap: Option<f32>,
     /// Bit `i`: whether position `i` is seen at all.
     positions: u64,
-    /// How far the page's first position is ahead of the row's own.
+    /// Distance from the row's own position to the page's first.
     ahead: isize,
-    /// What a score loses for every position of the distance. Distances are whole numbers below 2^24, so that f32 has
-    /// them exactly.
+    /// Slope: a score loses so much for every position of distance. Distances are whole numbers below 2^24, so that f32
+    /// holds them exactly.
     slope: Option<f32>,
-    /// What a score gains by the distance.
+    /// Biases that scores gain by the distance.
     biases: Option<&'a [f32]>,
 }
 
@@ -434,7 +434,7 @@ impl Scoring<'_> {
         lanes
     }
 
-    /// What the positions of vector `g` gain by their distances; farther ones than there are biases for count as the
+    /// Biases of the positions of vector `g` by their distances. Distances beyond the table have the bias of the
     /// farthest.
     #[inline(always)]
     fn biases_of(&self, biases: &[f32], g: usize) -> [f32; LANES] {

@@ -1,4 +1,4 @@
-//! What the x86 tables do alike: the ends of reductions, in two 256-bit registers, and prefetching.
+//! Code that the x86 tables share: the ends of reductions, in two 256-bit registers, and prefetching.
 
 use std::arch::x86_64::*;
 

@@ -1,15 +1,15 @@
-//! What products of unpacked codes differ in. Formats have far fewer kinds of arithmetic than ways to be packed, so the
-//! code of many rows is compiled once for each kind.
+//! The arithmetic of products, by the kinds of unpacked codes. Formats have far fewer kinds of arithmetic than ways to
+//! be packed, so the code of many rows is compiled once for each kind.
 
 use crate::format::{Offset, PanelFormat};
 
-/// How codes and scales become a sum.
+/// The computation of a sum from codes and scales.
 pub(super) trait Arithmetic: 'static {
     /// Whether each half of a block has its own scale.
     const HALVES: bool;
     /// Whether there are minima.
     const MINS: bool;
-    /// How codes become integers. The number of [`Offset::Shift`] is no part of it.
+    /// Conversion of codes to integers. The number in [`Offset::Shift`] does not count.
     const OFFSET: Offset;
     /// The greatest code, or a greater one that is added up in the same way.
     const MAX_CODE: u8;
@@ -66,9 +66,9 @@ const fn is<Q: PanelFormat, A: Arithmetic>() -> bool {
 
 /// A use of one arithmetic, whichever it is.
 pub(super) trait ArithmeticVisitor {
-    /// What it returns.
+    /// Result of the use.
     type Out;
-    /// The use.
+    /// Uses the arithmetic `A`.
     fn visit<A: Arithmetic>(self) -> Self::Out;
 }
 

@@ -22,7 +22,7 @@ pub(crate) trait Float {
     fn load<S: Simd>(s: S, x: &[Self::Bits; LANES]) -> S::F;
 }
 
-/// f32.
+/// Weights as 32-bit floats.
 pub(crate) struct F32;
 impl Float for F32 {
     type Bits = f32;
@@ -32,7 +32,7 @@ impl Float for F32 {
     }
 }
 
-/// f16.
+/// Weights as IEEE 16-bit floats.
 pub(crate) struct F16;
 impl Float for F16 {
     type Bits = u16;
@@ -42,7 +42,7 @@ impl Float for F16 {
     }
 }
 
-/// bfloat16.
+/// Weights as bfloat16 values.
 pub(super) struct Bf16;
 impl Float for Bf16 {
     type Bits = u16;
@@ -126,7 +126,7 @@ impl SliceKind for FloatSlices {
     }
 }
 
-/// Sums over them.
+/// Sums over slices of floats.
 struct FloatSums;
 
 impl Sums for FloatSums {

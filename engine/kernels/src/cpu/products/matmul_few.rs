@@ -9,11 +9,11 @@ use crate::cpu::run;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
-/// How far ahead of its use a byte of weights is asked for: beyond what the hardware looks ahead by
-/// itself, well within the first-level cache.
+/// Distance of prefetching, in bytes of weights. It is beyond the reach of the hardware's own prefetcher, and well
+/// within the first-level cache.
 pub(super) const PREFETCH: usize = 4096;
 
-/// How one panel is multiplied with `T` rows at once.
+/// The product of one panel with `T` rows at once.
 pub(super) trait Tile {
     /// The sixteen outputs of each of the rows `rows` with panel `panel`.
     fn tile<S: Simd, const T: usize>(
@@ -35,7 +35,7 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Those of weights of kind `K`.
+    /// The tile kernels of weights of kind `K`.
     pub(super) const fn of<S: Simd, K: Tile>() -> Self {
         let mut of_rows: [SumTile; 4] = [sums::<S, K, 1>; 4];
         if const { S::TILE > 1 } {

@@ -21,7 +21,7 @@ const VOTES: u32 = 31;
 /// Computes a chunk: a pointer, so that choosing is compiled once.
 pub(super) type Frame = fn(&MatmulChunk<'_>);
 
-/// How the chunks voted.
+/// Votes of the chunks on the faster way.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     few: AtomicU32,
@@ -31,16 +31,17 @@ pub(super) struct Ways {
 /// Numbers of types of weights are below this.
 const TYPES: usize = 64;
 
-/// Those of this process, for each type of weights: it computes with one table of kernels.
+/// The votes of this process, for each type of weights. One set is enough: a process computes with one table of
+/// kernels.
 static WAYS: [Ways; TYPES] =
     [const { Ways { few: AtomicU32::new(0), many: AtomicU32::new(0) } }; TYPES];
 
-/// Those for a type of weights.
+/// The votes for a type of weights.
 pub(super) fn of(ty: GgmlType) -> &'static Ways {
     &WAYS[ty as usize % TYPES]
 }
 
-/// How a chunk is computed.
+/// A way to compute a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Few,

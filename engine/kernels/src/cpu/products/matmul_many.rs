@@ -32,9 +32,9 @@ pub(super) trait SliceKind: 'static {
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [Self::Row];
 }
 
-/// How unpacked slices are multiplied: compiled once for all weights that unpack to the same.
+/// The product of unpacked slices. It is compiled once for all weights that unpack to the same kind.
 pub(super) trait Sums: 'static {
-    /// What unpacks to this.
+    /// The kind of the unpacked slices.
     type Kind: SliceKind;
     /// Whether registers hold the sums of a tile of two panels, on sets that have such.
     const TWO_PANELS: bool;
@@ -54,9 +54,9 @@ pub(super) type Slice<A, S> = <<A as Sums>::Kind as SliceKind>::Slice<S>;
 /// A row that `A` sums over.
 pub(super) type Row<A> = <<A as Sums>::Kind as SliceKind>::Row;
 
-/// How a slice of a panel is unpacked.
+/// The unpacking of a panel's slices.
 pub(super) trait Sliced: Tile {
-    /// What it is unpacked to.
+    /// The kind of the unpacked slices.
     type Kind: SliceKind;
     /// Columns of a slice; the last one of a panel may have fewer.
     const COLUMNS: usize;
@@ -70,7 +70,7 @@ pub(super) trait Sliced: Tile {
         first: usize,
         slice: &mut <Self::Kind as SliceKind>::Slice<S>,
     );
-    /// How such slices are multiplied.
+    /// The kernels that multiply such slices.
     fn add<S: Simd>() -> AddTiles<S, Self::Kind>;
 }
 
@@ -141,7 +141,7 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
     fn eval<S: Simd>(self, _: S) {
         let Self { s, chunk, columns: most, slices, unpack, add } = self;
         let cols = chunk.w.cols;
-        // Room for a last tile that is not full, which computes what nobody reads.
+        // Room for a last tile that is not full, whose additional results are not read.
         let n_rows = chunk.rows.len() + MAX_TILE - 1;
         let scale = s.splat(chunk.w.scale);
         let mut sums = vec![s.zero(); n_rows * chunk.panels.len().min(PANELS)];

@@ -88,7 +88,7 @@ const SLICE_BLOCKS: usize = SLICE / BLOCK;
 
 /// Unpacked columns of a panel.
 pub(super) struct QuantSlice<S: Simd> {
-    /// What [`Offset::Shift`] has.
+    /// The number in [`Offset::Shift`].
     shift: u32,
     codes: [[S::I; VECTORS]; SLICE_BLOCKS],
     scales: Scales<S, { 2 * SLICE_BLOCKS }>,
@@ -259,7 +259,7 @@ fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
     sums
 }
 
-/// Where the sum of a row's products begins, by what codes become integers with.
+/// Start of the sum of a row's products, which depends on the offset of the codes.
 #[inline(always)]
 fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
     match A::OFFSET {
@@ -384,8 +384,8 @@ impl<S: Simd, const T: usize> Products<S, T> {
     }
 }
 
-/// The integer products of the `N` vectors `codes` of a block, which are its vectors `first ..`, with `T`
-/// rows; `neg_sums` are those of the rows' values there, and `shift` is what [`Offset::Shift`] has.
+/// The integer products of `N` vectors of a block's codes with `T` rows. The vectors are numbers `first ..` of the
+/// block. `neg_sums` are the negated sums of the rows' values there, and `shift` is the number in [`Offset::Shift`].
 #[inline(always)]
 fn dots<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     s: S,

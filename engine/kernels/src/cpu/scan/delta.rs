@@ -71,9 +71,9 @@ struct Work {
     decay_len: usize,
     /// `[n, decay_len]`.
     decay: Vec<f32>,
-    /// Rates of correction.
+    /// Rates of correction of the rows.
     beta: [f32; BLOCK],
-    /// `k·q`.
+    /// `k·q` of each row.
     kq: [f32; BLOCK],
     /// `[strips]`: corrections of the row before.
     errors: Vec<[f32; LANES]>,

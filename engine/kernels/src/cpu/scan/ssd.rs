@@ -59,9 +59,9 @@ struct Work {
     n_state: usize,
     /// For each group of rows of the state and token: the rows' B, then their C.
     bc: Vec<f32>,
-    /// `[n]`: decays.
+    /// `[n]`: decay of each token.
     decay: [f32; BLOCK],
-    /// `[n]`: time steps.
+    /// `[n]`: time step of each token.
     delta: [f32; BLOCK],
     /// `[channels / LANES, n, LANES]`: inputs times time steps.
     x: Vec<[f32; LANES]>,
@@ -69,7 +69,7 @@ struct Work {
     y: Vec<[f32; LANES]>,
 }
 
-/// What a group of rows and some vectors of channels meet: `n` tokens.
+/// Operands of a group of rows and some vectors of channels, for `n` tokens.
 struct Steps<'a> {
     decay: &'a [f32],
     /// `[n, 2, rows]`.
@@ -306,7 +306,7 @@ fn padded(x: &[f32]) -> [f32; LANES] {
     lanes
 }
 
-/// As [`padded`], the other way.
+/// The inverse of [`padded`].
 #[cold]
 #[inline(never)]
 fn cut(lanes: &[f32; LANES], out: &mut [f32]) {

@@ -1,7 +1,7 @@
 //! Attention of rows to entries and to the positions right before them, side by side in one softmax.
 //!
-//! What a row attends to is copied to pages of its own, the entries in their order and then the positions in theirs, and
-//! attended to as a sequence of its own. So the order of sums depends on the row's position alone.
+//! The keys that a row attends to are copied to pages of its own, the entries in their order and then the positions in
+//! theirs, and attended to as a sequence of its own. So the order of sums depends on the row's position alone.
 
 use std::ops::Range;
 
@@ -20,12 +20,12 @@ const PAGES_AT_ONCE: usize = 256;
 /// Bytes of a line of the cache: pages start on one.
 const LINE: usize = 64;
 
-/// Which entries a row attends to.
+/// Entries that a row attends to.
 #[derive(Clone, Copy)]
 enum Entries<'a> {
     /// The first so many of its sequence.
     First(usize),
-    /// These, ascending.
+    /// These entries, ascending.
     Chosen(&'a [u32]),
 }
 
@@ -45,15 +45,15 @@ impl Entries<'_> {
     }
 }
 
-/// What one row attends to.
+/// Entries and keys that one row attends to.
 struct EntryRow<'a> {
     row: usize,
-    /// Its sequence's pages.
+    /// Pages of the row's sequence.
     pages: &'a [PageId],
     entries: Entries<'a>,
     /// Keys of the last positions that it sees, its own the last of them: `[n, width]`, at least one.
     near: &'a [f32],
-    /// Of both.
+    /// Number of entries and keys together.
     n_keys: usize,
 }
 
@@ -68,7 +68,7 @@ impl EntryRow<'_> {
 type Batch = (Range<usize>, usize);
 
 impl Compute {
-    /// See [`AttendEntries`].
+    /// Runs the op [`AttendEntries`].
     ///
     /// # Panics
     /// If shapes disagree, parts have a row in common or are out of order, or an entry lies outside its sequence's pages or the pool.
@@ -127,7 +127,7 @@ impl Compute {
     }
 }
 
-/// What each row attends to.
+/// For each row, the entries and keys that it attends to.
 fn rows<'a>(op: &AttendEntries<'a, Host>) -> Vec<EntryRow<'a>> {
     let (width, window) = (op.layout.width, op.window);
     let (per_row, lists) = op.chosen.map_or((usize::MAX, &[][..]), |c| (c.per_row, c.lists));

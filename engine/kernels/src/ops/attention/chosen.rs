@@ -1,5 +1,5 @@
-//! Attention of rows to some of the positions before them: each row's keys are copied side by side, in the order of
-//! their positions, and attended to as a sequence of their own. What a row costs does not grow with its context.
+//! Attention of rows to some of the positions before them. Each row's keys are copied side by side, in the order of
+//! their positions, and attended to as a sequence of their own. The cost of a row does not grow with its context.
 
 use brigade_ops::{AttendChosen, Host};
 
@@ -12,10 +12,10 @@ use brigade_ops::PageId;
 use brigade_shapes::PoolSizes;
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
-/// Which positions rows attend to.
+/// Positions that rows attend to.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen<'a> {
-    /// So many for each row that sees more; others attend to all they see.
+    /// Positions of a pool, and the pools chosen for a row. Rows that see no more pools attend to all they see.
     pub sizes: PoolSizes,
     /// `[n_rows, per_row]`: the pools, ascending, as whole numbers. Where a pool is one position, these are positions.
     pub pools: &'a [f32],
@@ -42,7 +42,7 @@ impl Chosen<'_> {
 }
 
 impl Compute {
-    /// See [`AttendChosen`].
+    /// Runs the op [`AttendChosen`].
     ///
     /// # Panics
     /// As [`Compute::attend_chosen`].

@@ -6,7 +6,7 @@ thread_local! {
     static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Does something with room for so many values. What is in it does not matter.
+/// Does something with room for so many values. Its values do not matter.
 pub(super) fn with_room(len: usize, work: impl FnOnce(&mut [f32])) {
     let mut room = ROOM.take();
     room.resize(room.len().max(len), 0.0);

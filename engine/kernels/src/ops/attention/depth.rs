@@ -6,9 +6,9 @@ use crate::tiles::attention::depth::DepthRow;
 use crate::tiles::out_rows::Rows;
 
 impl Compute {
-    /// Makes each row of `out` a mixture of that row of all `sources` (`[n, d]` each, `d = score.len()`):
-    /// `out = Σ_i a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`. What is
-    /// scored is normed, what is mixed is not. Sources are summed in their order.
+    /// Makes each row of `out` a mixture of that row of all `sources` (`[n, d]` each, `d = score.len()`): `out = Σ_i
+    /// a_i v_i` with `a = softmax(z)` and `z_i = score · v_i / sqrt(mean(v_i²) + eps)`. The rows are normed for their
+    /// scores only, and mixed as they are. Sources are summed in their order.
     pub fn attend_depth(&self, sources: &[&[f32]], score: &[f32], eps: f32, out: &mut [f32]) {
         let (d, len) = (score.len(), out.len());
         assert!(!sources.is_empty(), "attend_depth: no source");

@@ -30,11 +30,11 @@ struct Tile {
     part: usize,
     kv_head: usize,
     queries: Range<usize>,
-    /// Of chosen blocks, among all such pages; empty where its queries see all.
+    /// Range among all pages with chosen blocks; empty where the queries see all.
     pages: Range<usize>,
     /// Spans before the first that any of its queries sees.
     skipped: usize,
-    /// Spans from there.
+    /// Number of spans from there on.
     n_spans: usize,
     /// Index of the tile's first span among all.
     first_span: usize,

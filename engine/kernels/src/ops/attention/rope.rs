@@ -39,7 +39,7 @@ impl RopeTable {
     }
 }
 
-/// What a sine and a cosine cost, in elements of an elementwise op.
+/// Cost of a sine and a cosine, in elements of an elementwise op.
 const SINCOS_COST: usize = 32;
 
 /// Between which pairs YaRN's ramp runs.
@@ -115,7 +115,7 @@ impl Compute {
         self.rotate(Rope { x, head_dim, angles: table.angles().map(|values| &values[..]) });
     }
 
-    /// See [`Rope`].
+    /// Runs the op [`Rope`].
     pub(crate) fn rotate(&self, op: Rope<'_, Host>) {
         let n_rows = op.check();
         if n_rows == 0 {

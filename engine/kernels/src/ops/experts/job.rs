@@ -1,6 +1,7 @@
-//! All that routed experts do with a few rows, as one run of the threads. The ways in of all experts come first, then the ways
-//! out. Whoever computes the last part of an expert's ways in makes of them what its way out reads, while others go on with other
-//! experts. So threads do not meet between the steps, and the weights are read without a pause.
+//! All that routed experts do with a few rows, as one run of the threads. The ways in of all experts come first, then
+//! the ways out. The thread that computes the last part of an expert's up and gate matrices makes the input of its down
+//! matrix of them, while others go on with other experts. So threads do not meet between the steps, and the weights are
+//! read without a pause.
 //!
 //! Bits are those of the steps one after the other: each output is one kernel's walk along one weight row.
 
@@ -18,7 +19,7 @@ use crate::tiles::products::matmul::{MatmulChunk, OutMatrix};
 use crate::tiles::products::pack::Panels;
 use brigade_ops::{Derived, Weights};
 
-/// Turns that a thread spins for another's part of an expert before it gives way to whoever has lost its core.
+/// Turns that a thread spins for another's part of an expert before it gives way to a thread that has lost its core.
 const SPINS: u32 = 4_000;
 
 /// Makes what goes down in place of what came up: given the number of the run, what the gate gave for it (empty where there is
@@ -39,17 +40,17 @@ pub struct ExpertRun<'a> {
     pub down: Weights<&'a [u8]>,
 }
 
-/// What experts do with rows.
+/// The FFN of some experts on their rows.
 pub struct ExpertsJob<'a> {
-    /// What they read.
+    /// Rows that the experts read.
     pub x: ActRows<'a>,
-    /// Those that have rows.
+    /// The experts that have rows.
     pub runs: &'a [ExpertRun<'a>],
-    /// What is between the ways in and the way out. It runs on one thread for each run.
+    /// Activation between the up and down matrices. It runs on one thread for each run.
     pub between: &'a Between<'a>,
-    /// What comes up, `[n_pairs, n_ff]`.
+    /// Outputs of the up matrices, `[n_pairs, n_ff]`.
     pub up: &'a mut [f32],
-    /// What the gate gives, as much; empty where there is none.
+    /// Outputs of the gate matrices, of the same size; empty where there is no gate.
     pub gate: &'a mut [f32],
     /// `[n_pairs, width]`.
     pub out: &'a mut [f32],
@@ -62,7 +63,7 @@ struct Part {
     panels: Range<usize>,
 }
 
-/// Which matrix.
+/// The matrices of an expert.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     Up,
@@ -70,28 +71,28 @@ enum Of {
     Down,
 }
 
-/// How far an expert is.
+/// Progress of one expert.
 #[derive(Default)]
 struct Progress {
     /// Parts of its ways in that are not computed yet.
     left: AtomicUsize,
-    /// What goes down is there.
+    /// Whether the input of the down matrix is complete.
     is_ready: AtomicBool,
-    /// What goes down as its product reads it.
+    /// Forms of the down matrix's input that its product reads.
     forms: Derived,
 }
 
-/// What threads share while they work.
+/// Data that threads share while they work.
 struct Work<'a> {
     compute: &'a Compute,
     x: ActRows<'a>,
     runs: &'a [ExpertRun<'a>],
     between: &'a Between<'a>,
-    /// What comes up, and what the gate gives.
+    /// Outputs of the up and of the gate matrices.
     inner: [Rows<'a, f32>; 2],
     out: Rows<'a, f32>,
     progress: Vec<Progress>,
-    /// Somebody panicked: what others wait for does not come.
+    /// Whether a thread panicked. Results that other threads wait for are then never complete.
     is_broken: AtomicBool,
 }
 
@@ -236,7 +237,7 @@ impl Work<'_> {
         self.goes_down(index).prepare(self.compute, Panels::of(run.down));
     }
 
-    /// What goes down. Nobody writes it any more.
+    /// Input of the down matrix. It is complete and does not change any more.
     fn goes_down(&self, index: usize) -> ActRows<'_> {
         let run = &self.runs[index];
         // SAFETY: it is called by the thread that made it, when it was made, and by those that saw that the expert is ready.

@@ -8,28 +8,28 @@ use brigade_ops::{
 use crate::compute::Compute;
 
 impl Compute {
-    /// See [`Route`].
+    /// Runs the op [`Route`].
     pub(crate) fn route(&self, op: Route<'_, Host>) {
         op.check();
         let (ids, weights) = self.choose_experts(&op.choice, op.probs);
         op.routing.keep_here(&ids, &weights);
     }
 
-    /// See [`RowsOfPairs`].
+    /// Runs the op [`RowsOfPairs`].
     pub(crate) fn rows_of_pairs(&self, op: RowsOfPairs<'_, Host>) {
         op.check();
         let RowsOfPairs { x, d, routing, out } = op;
         self.gather_rows(GatherRows { x, d, picked: &routing.lists().rows, out });
     }
 
-    /// See [`WeighPairs`].
+    /// Runs the op [`WeighPairs`].
     pub(crate) fn weigh_pairs(&self, op: WeighPairs<'_, Host>) {
         op.check();
         let (x, y) = (op.x, &op.routing.lists().weights()[..]);
         self.run_combine(Combine { x, y, with: Pairing::MulColumn(op.d) });
     }
 
-    /// See [`AddExpertBiases`].
+    /// Runs the op [`AddExpertBiases`].
     pub(crate) fn add_expert_biases(&self, op: AddExpertBiases<'_, Host>) {
         op.check();
         let AddExpertBiases { out, d, biases, routing } = op;
@@ -39,7 +39,7 @@ impl Compute {
         }
     }
 
-    /// See [`AddPairs`].
+    /// Runs the op [`AddPairs`].
     pub(crate) fn add_pairs(&self, op: AddPairs<'_, Host>) {
         op.check();
         let AddPairs { out, d, x, routing, are_weighed } = op;
@@ -52,7 +52,7 @@ impl Compute {
         }
     }
 
-    /// See [`AddToPairs`].
+    /// Runs the op [`AddToPairs`].
     pub(crate) fn add_to_pairs(&self, op: AddToPairs<'_, Host>) {
         op.check();
         let AddToPairs { out, d, x, part, factor } = op;

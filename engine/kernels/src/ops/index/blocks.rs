@@ -1,4 +1,4 @@
-//! The index of MiniMax Sparse Attention: for each head of keys and values of a row it scores blocks of positions, and the
+//! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row. The
 //! head attends to the best of them and to the newest.
 //!
 //! A product of a query and a key is a sum in the order of their elements. A block's score is the greatest product of its
@@ -24,9 +24,9 @@ pub struct BlockIndex<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: &'a [u8],
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
-    /// What is chosen.
+    /// Positions of a block, and blocks chosen for a row.
     pub sizes: BlockSizes,
 }
 
@@ -43,8 +43,8 @@ struct Tile<'a> {
 }
 
 impl Compute {
-    /// The blocks that each head of each row attends to, ascending: `[n_rows, n_kv_head, per_row]`. Those of a row that
-    /// sees no more than `per_row` blocks are zeros: it attends to all. `None`: all rows do.
+    /// The blocks that each head of each row attends to, ascending: `[n_rows, n_kv_head, per_row]`. A row that sees no
+    /// more than `per_row` blocks attends to all, and its numbers are zeros. `None`: all rows do.
     ///
     /// `q` is `[n_rows, n_kv_head * index_dim]`, rows as the parts number them. Keys of the rows themselves must be in
     /// their pages.
@@ -188,7 +188,7 @@ impl Tile<'_> {
 struct BlockScores {
     /// `[n_tiles, n_spans, TILE_QUERIES, blocks]`.
     of_spans: Vec<u32>,
-    /// Of a span.
+    /// Number of blocks in a span.
     blocks: usize,
     n_spans: usize,
 }

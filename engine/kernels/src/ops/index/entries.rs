@@ -20,13 +20,13 @@ const SPAN_PAGES: usize = 16;
 /// A row that sees more entries than it attends to.
 struct FarRow<'a> {
     row: usize,
-    /// Its sequence's pages.
+    /// Pages of the row's sequence.
     pages: &'a [PageId],
     n_seen: usize,
 }
 
 impl Compute {
-    /// See [`ChooseEntries`].
+    /// Runs the op [`ChooseEntries`].
     ///
     /// # Panics
     /// If shapes disagree, parts have a row in common or are out of order, or an entry lies outside its sequence's pages or the pool.

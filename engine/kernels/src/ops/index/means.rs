@@ -5,7 +5,7 @@
 //! a sum in the order of positions. So its score has the same bits however a prompt was cut. Neither threads nor the rest
 //! of the ubatch change them. Of blocks with the same score the lower ones are chosen.
 //!
-//! What pages remember is the key of each position as it was projected. Means are made of them when they are scored.
+//! Pages hold the key of each position as it was projected. Means are made of them when they are scored.
 
 use super::positions::Index;
 use crate::compute::Compute;
@@ -19,7 +19,7 @@ use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, KvType, PoolSizes, ValuePlac
 const LINE: usize = 64;
 
 impl Compute {
-    /// See [`ChooseByMeans`].
+    /// Runs the op [`ChooseByMeans`].
     ///
     /// # Panics
     /// If shapes disagree, two parts have a row in common or are out of order, there are angles of too few blocks, or a part's

@@ -25,11 +25,11 @@ pub struct Index<'a> {
     pub layout: &'a KvLayout,
     /// The layer's pages one after the other, starting on a multiple of 64 bytes.
     pub pool: &'a [u8],
-    /// The rows.
+    /// The rows that choose, with their sequences' pages.
     pub parts: &'a [AttendPart<'a>],
     /// Heads of the index; they share its keys.
     pub n_head: usize,
-    /// What is chosen.
+    /// Positions of a pool, and pools chosen for a row.
     pub sizes: PoolSizes,
 }
 

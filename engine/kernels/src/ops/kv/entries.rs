@@ -17,7 +17,7 @@ fn range(layout: &EntryLayout, blocks: &[PageId], entry: usize) -> Range<usize> 
     base + start..base + end
 }
 
-/// An entry's key.
+/// Bytes of an entry's key.
 pub(crate) fn key_of<'a>(
     layout: &EntryLayout,
     pool: &'a [u8],
@@ -38,7 +38,7 @@ pub(crate) fn index_key_of<'a>(
 }
 
 impl Compute {
-    /// See [`WriteEntries`].
+    /// Runs the op [`WriteEntries`].
     ///
     /// # Panics
     /// If shapes disagree, or an entry lies outside its sequence's pages or the pool.

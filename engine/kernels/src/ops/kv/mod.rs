@@ -1,4 +1,4 @@
-//! What is written to the pages of sequences: keys and values, entries, and pools of rows.
+//! Writes to the pages of sequences: keys and values, entries, and pools of rows.
 
 pub(crate) mod entries;
 pub(crate) mod pages;

@@ -6,7 +6,7 @@ use crate::tiles::attention::paged::AttendPart;
 use crate::tiles::out_rows::Rows;
 use brigade_shapes::{KV_PAGE, KvLayout};
 
-/// What rows leave in their pages, in the host's memory.
+/// Keys and values that rows write to their pages, in the host's memory.
 pub type KvRows<'a> = brigade_ops::KvRows<&'a [f32]>;
 
 impl Compute {

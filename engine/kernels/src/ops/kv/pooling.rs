@@ -1,9 +1,9 @@
-//! Pools of rows by a learned gate. What is made of a pool is a mean of its rows, in which each column has weights of its
-//! own: a softmax of the rows' gates.
+//! Pools of rows by a learned gate. A pool becomes a mean of its rows, in which each column has weights of its own: a
+//! softmax of the rows' gates.
 //!
-//! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys of
-//! an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it its
-//! gate. The key of a pool takes the place of what its last position left. Nobody needs that any more: whoever takes a
+//! DeepSeek-V4 makes its compressed keys so, of rows that are at hand ([`Compute::pool_gated`]). GLM 5 makes the keys
+//! of an index so, of positions in pages ([`Compute::pool_keys`]). There each position leaves its key, and behind it
+//! its gate. The key of a pool takes the place of what its last position left. That is not needed any more: taking a
 //! sequence back to a position within the pool takes the last position away. So a pool's key needs no memory, and it is
 //! made once.
 
@@ -15,7 +15,7 @@ use crate::tiles::out_rows::Rows;
 use brigade_ops::{Host, PageId, PoolGated};
 use brigade_shapes::{KV_PAGE, KvLayout, ValuePlace};
 
-/// How the keys of a pool's positions become one.
+/// Sizes and biases by which the keys of a pool's positions become one.
 #[derive(Clone, Copy, Debug)]
 pub struct Pooling<'a> {
     /// Positions of a pool, at least 2; pools lie side by side from position 0.
@@ -31,7 +31,7 @@ struct Completed<'a> {
 }
 
 impl Compute {
-    /// See [`PoolGated`].
+    /// Runs the op [`PoolGated`].
     ///
     /// # Panics
     /// If a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.

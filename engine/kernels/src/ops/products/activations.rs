@@ -9,8 +9,8 @@ use crate::tiles::products::column_slices::SlicedRows;
 use crate::tiles::products::pack::Panels;
 
 impl<'a> ActRows<'a> {
-    /// Makes the form in which `w` reads rows, if it is not there: quantised where it multiplies in integers, laid out in
-    /// slices where it multiplies in f32 and there are many rows.
+    /// Makes the form in which `w` reads rows, unless it was made before. Rows are quantised for products in integers,
+    /// and laid out in slices for products of many rows in f32.
     pub(crate) fn prepare(&self, compute: &Compute, w: Panels<'_>) {
         if w.wants_blocks() {
             self.forms.blocks.get_or_init(|| self.quantized(compute));

@@ -27,8 +27,8 @@ const MANY_CHUNKS_PER_THREAD: usize = 6;
 /// Least cost of a chunk, in units of [`panel_cost`]: some microseconds.
 pub(crate) const MIN_CHUNK_COST: usize = 20 << 10;
 
-/// What a panel costs with `rows` rows, in bytes of memory traffic. The panel is read once, and each row
-/// takes 16 * cols multiply-adds. A core does about 16 of these in the time that it reads a byte.
+/// Cost of a panel with `rows` rows, in bytes of memory traffic. The panel is read once, and each row takes 16 * cols
+/// multiply-adds. A core does about 16 of these in the time that it reads a byte.
 pub(crate) fn panel_cost(w: Panels<'_>, rows: usize) -> usize {
     w.panel_bytes + rows * w.cols
 }
@@ -39,7 +39,7 @@ fn row_group(n_rows: usize) -> usize {
     n_rows.div_ceil(n_groups).max(1).next_multiple_of(MAX_TILE)
 }
 
-/// How a job is cut.
+/// The cut of a job into chunks.
 struct JobChunks {
     n_panels: usize,
     panels_per_chunk: usize,
@@ -132,7 +132,7 @@ struct Job<'a> {
     out: &'a mut [f32],
 }
 
-/// What the chunks of a product share.
+/// Data that the chunks of a product share.
 struct Shared<'a> {
     w: Panels<'a>,
     x: &'a ActRows<'a>,

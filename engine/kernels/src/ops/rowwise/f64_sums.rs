@@ -29,7 +29,7 @@ impl Compute {
         });
     }
 
-    /// See [`ProductRoots`].
+    /// Runs the op [`ProductRoots`].
     ///
     /// # Panics
     /// If there are fewer rows.

@@ -6,7 +6,7 @@ use brigade_ops::{FewGreatest, Greatest, Host};
 use crate::compute::Compute;
 
 impl Compute {
-    /// See [`Greatest`].
+    /// Runs the op [`Greatest`].
     pub(crate) fn greatest(&self, op: Greatest<'_, Host>) {
         op.check();
         for (row, out) in op.x.chunks_exact(op.d).zip(op.out.chunks_exact_mut(2)) {
@@ -21,7 +21,7 @@ impl Compute {
         }
     }
 
-    /// See [`FewGreatest`].
+    /// Runs the op [`FewGreatest`].
     pub(crate) fn few_greatest(&self, op: FewGreatest<'_, Host>) {
         op.check();
         for (row, out) in op.x.chunks_exact(op.d).zip(op.out.chunks_exact_mut(2 * op.k)) {

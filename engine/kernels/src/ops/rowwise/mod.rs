@@ -14,7 +14,7 @@ use brigade_ops::{Combine, Function, Host, Map, Norm, NormBy, Pairing};
 use crate::compute::Compute;
 
 impl Compute {
-    /// See [`Map`].
+    /// Runs the op [`Map`].
     pub(super) fn run_map(&self, Map { x, with }: Map<'_, Host>) {
         match with {
             Function::Constant(value) => x.fill(value),
@@ -34,7 +34,7 @@ impl Compute {
         }
     }
 
-    /// See [`Combine`].
+    /// Runs the op [`Combine`].
     ///
     /// # Panics
     /// If shapes disagree.
@@ -56,7 +56,7 @@ impl Compute {
         }
     }
 
-    /// See [`Norm`].
+    /// Runs the op [`Norm`].
     ///
     /// # Panics
     /// If shapes disagree.

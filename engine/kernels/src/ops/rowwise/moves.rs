@@ -6,7 +6,7 @@ use brigade_ops::{AddPicked, CopyParts, FillColumns, GatherRows, HalvesToPairs, 
 use crate::compute::Compute;
 
 impl Compute {
-    /// See [`FillColumns`].
+    /// Runs the op [`FillColumns`].
     pub(crate) fn fill_columns(&self, op: FillColumns<'_, Host>) {
         op.check();
         let HeadColumns { stride, first, width } = op.columns;
@@ -15,7 +15,7 @@ impl Compute {
         }
     }
 
-    /// See [`RepeatRows`].
+    /// Runs the op [`RepeatRows`].
     pub(crate) fn repeat_rows(&self, op: RepeatRows<'_, Host>) {
         op.check();
         let RepeatRows { x, d, times, out } = op;
@@ -23,7 +23,7 @@ impl Compute {
         out.chunks_exact_mut(d).zip(repeated).for_each(|(out, row)| out.copy_from_slice(row));
     }
 
-    /// See [`GatherRows`].
+    /// Runs the op [`GatherRows`].
     pub(crate) fn gather_rows(&self, op: GatherRows<'_, Host>) {
         op.check();
         for (row, out) in op.picked.iter().zip(op.out.chunks_exact_mut(op.d)) {
@@ -31,7 +31,7 @@ impl Compute {
         }
     }
 
-    /// See [`AddPicked`].
+    /// Runs the op [`AddPicked`].
     ///
     /// # Panics
     /// If shapes disagree, or a number names no row.
@@ -44,7 +44,7 @@ impl Compute {
         }
     }
 
-    /// See [`CopyParts`].
+    /// Runs the op [`CopyParts`].
     ///
     /// # Panics
     /// If a place lies outside.
@@ -56,7 +56,7 @@ impl Compute {
         }
     }
 
-    /// See [`HalvesToPairs`].
+    /// Runs the op [`HalvesToPairs`].
     ///
     /// # Panics
     /// If rows have no halves, or are not whole.

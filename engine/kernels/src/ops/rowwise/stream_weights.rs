@@ -1,4 +1,4 @@
-//! What streams of a token weigh that every block reads and writes.
+//! Weights of a token's streams, by which every block reads and writes them.
 
 use brigade_shapes::StreamShape;
 
@@ -43,9 +43,9 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + libm::expf(-x))
 }
 
-/// Makes of `[n, n]` numbers a matrix whose rows and columns all sum to one, nearly: a softmax of each row, then the
-/// columns are divided by their sums, and `rounds - 1` times the rows and then the columns. (Sinkhorn and Knopp; arXiv
-/// 2512.24880, section 4.2.)
+/// Turns `[n, n]` numbers into a matrix whose rows and columns all sum to nearly one. First comes a softmax of each
+/// row, and the columns are divided by their sums. Then the rows and after them the columns are divided, `rounds - 1`
+/// times. (Sinkhorn and Knopp; arXiv 2512.24880, section 4.2.)
 pub fn doubly_stochastic(matrix: &mut [f32], n: usize, rounds: usize, eps: f32) {
     for row in matrix.chunks_exact_mut(n) {
         let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -6,7 +6,7 @@ use brigade_shapes::SumStart;
 use crate::compute::Compute;
 
 impl Compute {
-    /// See [`Weigh`].
+    /// Runs the op [`Weigh`].
     ///
     /// # Panics
     /// If a row or a weight is not there.

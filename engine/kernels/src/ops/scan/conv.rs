@@ -9,7 +9,7 @@ use crate::tiles::scan::States;
 use crate::tiles::scan::conv::ConvTile;
 
 impl Compute {
-    /// See [`ConvRows`].
+    /// Runs the op [`ConvRows`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

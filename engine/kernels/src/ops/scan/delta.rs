@@ -12,7 +12,7 @@ use crate::tiles::scan::delta::DeltaTile;
 const STRIPS: usize = 8;
 
 impl Compute {
-    /// See [`DeltaScan`].
+    /// Runs the op [`DeltaScan`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

@@ -7,7 +7,7 @@ use crate::compute::Compute;
 use crate::tiles::scan::ScanPart;
 
 impl Compute {
-    /// See [`DilatedRows`].
+    /// Runs the op [`DilatedRows`].
     ///
     /// # Panics
     /// If shapes disagree.

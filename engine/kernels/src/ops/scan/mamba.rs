@@ -12,7 +12,7 @@ use crate::tiles::scan::mamba::MambaTile;
 const ROW_COST: usize = 8;
 
 impl Compute {
-    /// See [`MambaScan`].
+    /// Runs the op [`MambaScan`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

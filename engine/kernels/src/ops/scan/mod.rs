@@ -13,7 +13,7 @@ use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::{ScanPart, States};
 
-/// See [`Compute::for_values`].
+/// A task of [`Compute::for_values`].
 type ValueTask<'a> = dyn Fn(&ScanPart, usize, &mut [[f32; LANES]], &Rows<'_, f32>) + Sync + 'a;
 
 /// Heads whose states are matrices `[d, d]`.
@@ -42,8 +42,9 @@ impl Compute {
         });
     }
 
-    /// Runs `task(part, value, state, out)` for every part and every sixteen values of its heads: `value` is the first of the
-    /// sixteen in a row, `state` is theirs (`[d, 16]`), and `out` all of `[n_rows, n_heads * d]`. Shapes and parts were checked.
+    /// Runs `task(part, value, state, out)` for every part and every sixteen values of its heads. `value` is the first
+    /// of the sixteen in a row, `state` is their state (`[d, 16]`), and `out` is all of `[n_rows, n_heads * d]`. The
+    /// caller has checked shapes and parts.
     pub(super) fn for_values(
         &self,
         heads: HeadStates<'_>,

@@ -11,7 +11,7 @@ use crate::tiles::scan::ssd::SsdTile;
 const HEADS_PER_UNIT: usize = 4;
 
 impl Compute {
-    /// See [`SsdScan`].
+    /// Runs the op [`SsdScan`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

@@ -7,7 +7,7 @@ use crate::compute::Compute;
 use crate::tiles::scan::wkv6::Wkv6Tile;
 
 impl Compute {
-    /// See [`Wkv6Decay`].
+    /// Runs the op [`Wkv6Decay`].
     ///
     /// # Panics
     /// If shapes disagree.
@@ -17,7 +17,7 @@ impl Compute {
         self.each_row(op.w, bias.len(), "wkv6_decay", &|_, row| decay(row, bias));
     }
 
-    /// See [`Wkv6`].
+    /// Runs the op [`Wkv6`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.

@@ -8,7 +8,7 @@ use crate::tiles::out_rows::Rows;
 use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile, head_of};
 
 impl Compute {
-    /// See [`Wkv7Prepare`].
+    /// Runs the op [`Wkv7Prepare`].
     ///
     /// # Panics
     /// If shapes disagree.
@@ -27,7 +27,7 @@ impl Compute {
         });
     }
 
-    /// See [`Wkv7`].
+    /// Runs the op [`Wkv7`].
     ///
     /// # Panics
     /// If shapes disagree, or two parts share a slot.
@@ -42,7 +42,7 @@ impl Compute {
         });
     }
 
-    /// See [`Wkv7Bonus`].
+    /// Runs the op [`Wkv7Bonus`].
     ///
     /// # Panics
     /// If shapes disagree.

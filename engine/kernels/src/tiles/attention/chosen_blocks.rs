@@ -4,13 +4,13 @@
 pub use brigade_ops::NO_BLOCK;
 use brigade_shapes::KV_PAGE;
 
-/// Which blocks rows attend to, in the host's memory.
+/// Blocks that rows attend to, in the host's memory.
 pub type ChosenBlocks<'a> = brigade_ops::ChosenBlocks<&'a [u32]>;
 
-/// What a query sees of a page.
+/// The positions of a page that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenPage {
-    /// Which of the sequence.
+    /// Number of the page within the sequence.
     pub page: usize,
     /// Bit `i`: whether position `i` of the page is among them.
     pub positions: u64,

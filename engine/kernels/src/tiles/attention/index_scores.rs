@@ -9,7 +9,7 @@ pub(crate) struct IndexTile<'a> {
     pub(crate) layout: &'a KvLayout,
     pub(crate) pool: &'a [u8],
     pub(crate) blocks: &'a [PageId],
-    /// The first pool.
+    /// Number of the first pool.
     pub(crate) first: usize,
     /// Positions of a pool.
     pub(crate) positions: usize,
@@ -28,7 +28,7 @@ impl IndexTile<'_> {
         (pool + 1) * self.positions - 1
     }
 
-    /// How many of the pools from `pool` on have their keys in the same page.
+    /// Number of pools from `pool` on whose keys are in the same page.
     #[inline(always)]
     pub(crate) fn n_in_page(&self, pool: usize) -> usize {
         (self.key_of(pool) / KV_PAGE + 1) * KV_PAGE / self.positions - pool

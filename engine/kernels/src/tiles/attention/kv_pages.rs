@@ -10,7 +10,7 @@ pub(crate) struct KvRow<'a> {
     /// Position in the page.
     pub(crate) pos: usize,
     pub(crate) k: &'a [f32],
-    /// Its value; empty where that is in the key.
+    /// The position's value; empty where the key contains it.
     pub(crate) v: &'a [f32],
     pub(crate) to: &'a mut [u8],
 }

@@ -1,5 +1,5 @@
-//! What attention takes, and the tiles that its kernels see. How rows, heads and spans are spread over threads changes no
-//! bit: `ops/attention/paged` says why.
+//! Operands of attention, and the tiles that its kernels see. The spread of rows, heads and spans over threads changes
+//! no bit: `ops/attention/paged` says why.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use brigade_ops::PageId;
 pub use brigade_ops::{AttendPart, DistanceBiases};
 use brigade_shapes::KvLayout;
 
-/// What is attended to in the host's memory.
+/// Pages, rows and softmax of attention, in the host's memory.
 pub type Attend<'a> = brigade_ops::AttendOver<'a, &'a [u8], &'a [u32]>;
 
-/// What few models change of attention in the host's memory.
+/// Changes to attention that only some models have, in the host's memory.
 pub type AttendVariant<'a> = brigade_ops::AttendVariant<'a, &'a [u32]>;
 
 /// Pages whose softmax is accumulated in one go; part of the arithmetic.
@@ -29,15 +29,15 @@ pub(crate) const STATE_HEAD: usize = LANES;
 pub(crate) struct Query<'a> {
     /// `[head_dim_k]`.
     pub(crate) q: &'a [f32],
-    /// Its row's position.
+    /// Position of the query's row.
     pub(crate) pos: usize,
     /// The first position it sees.
     pub(crate) first_visible: usize,
     /// Behind the last position it sees.
     pub(crate) n_visible: usize,
-    /// What a score loses for every position between it and the row.
+    /// Slope: a score loses so much for every position between it and the row.
     pub(crate) slope: Option<f32>,
-    /// What a score gains by the distance, `[2 * reach + 1]`.
+    /// Biases that scores gain by the distance, `[2 * reach + 1]`.
     pub(crate) biases: Option<&'a [f32]>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct AttendTile<'a> {
 pub(crate) enum SpanPages<'a> {
     /// All from one to another.
     All(Range<usize>),
-    /// Those that hold chosen blocks.
+    /// Pages with chosen blocks.
     Chosen(&'a [SeenPage]),
 }
 

@@ -1,4 +1,4 @@
-//! What decides the angles of rotary positions, and their sines and cosines.
+//! Parameters of rotary positions, and their sines and cosines.
 
 use std::sync::OnceLock;
 
@@ -6,10 +6,10 @@ use brigade_ops::{Angles, Vector};
 
 pub use brigade_shapes::RopeLayout;
 
-/// What decides the angles; the same for all rows of a model (or of a layer kind).
+/// Parameters of the angles, the same for all rows of a model (or of a kind of layer).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeParams {
-    /// Pairing.
+    /// How a head's elements form pairs.
     pub layout: RopeLayout,
     /// Rotated elements at the start of a head, even; the rest is left alone.
     pub n_rot: usize,
@@ -25,7 +25,7 @@ pub struct RopeParams {
     pub yarn: Option<Yarn>,
 }
 
-/// YaRN's constants.
+/// Constants of YaRN's interpolation (arXiv 2309.00071).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
     /// Share of the extrapolated angle, 1 unless a model says otherwise.
@@ -44,7 +44,7 @@ pub struct RopeTable {
     pub(crate) n_rows: usize,
     /// Per row the cosines of all pairs, then their sines.
     pub(crate) by_pair: Vector,
-    /// What turns back; made when it is asked for.
+    /// Table of the inverse rotation, made when it is first used.
     pub(crate) backwards: OnceLock<Box<RopeTable>>,
 }
 
@@ -54,9 +54,9 @@ pub(crate) struct RopeRow<'a> {
     /// `[n_heads, head_dim]`.
     pub(crate) x: &'a mut [f32],
     pub(crate) head_dim: usize,
-    /// Of all pairs.
+    /// Cosines of all pairs.
     pub(crate) cos: &'a [f32],
-    /// Of all pairs.
+    /// Sines of all pairs.
     pub(crate) sin: &'a [f32],
 }
 

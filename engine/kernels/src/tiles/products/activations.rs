@@ -32,7 +32,7 @@ pub(crate) type FloatSlice = [f32; FLOAT_SLICE];
 #[derive(Clone, Copy, Debug, PartialEq, Zeroable)]
 #[repr(C, align(64))]
 pub struct ActBlock {
-    /// The quantised values.
+    /// Quantised values of the block.
     pub q: [i8; ACT_BLOCK],
     /// Scale: `x ≈ d * q`.
     pub d: f32,
@@ -111,7 +111,7 @@ impl<'a> ActRows<'a> {
         Self { x, n_rows: x.len() / cols, cols, forms }
     }
 
-    /// Number of rows.
+    /// Number of rows in the matrix.
     #[inline]
     pub fn n_rows(&self) -> usize {
         self.n_rows
@@ -139,7 +139,7 @@ impl<'a> ActRows<'a> {
         blocks.expect("rows prepared for these weights have the 8-bit form").slice_from(slice, r)
     }
 
-    /// As [`ActRows::blocks`] in f32.
+    /// As [`ActRows::blocks`], with f32 values.
     ///
     /// # Panics
     /// If these rows were not prepared for f32 products, or are few.

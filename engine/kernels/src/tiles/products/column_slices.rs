@@ -22,8 +22,8 @@ pub(crate) struct SlicedRows<R> {
 }
 
 impl<R: Copy + Zeroable + Send> SlicedRows<R> {
-    /// Slice `slice` of row `row` and of those after it, as many as a tile may read; what lies beyond the
-    /// last row belongs to nobody.
+    /// Slice `slice` of row `row` and of those after it, as many as a tile may read; values beyond the last row have no
+    /// meaning.
     #[inline(always)]
     pub(crate) fn slice_from(&self, slice: usize, row: usize) -> &[R] {
         &self.slices[slice * self.n_rows + row..]

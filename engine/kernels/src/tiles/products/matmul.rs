@@ -1,4 +1,4 @@
-//! What a kernel sees of a product: some panels of the weights, some rows, and where the results go.
+//! The operands of a product's kernel: some panels of the weights, some rows, and the place of the results.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,9 +11,9 @@ use crate::simd::LANES;
 pub(crate) struct MatmulChunk<'a> {
     pub(crate) w: Panels<'a>,
     pub(crate) x: &'a ActRows<'a>,
-    /// Panels of `w`.
+    /// Panels of `w` to multiply.
     pub(crate) panels: Range<usize>,
-    /// Rows of `x`.
+    /// Rows of `x` to multiply.
     pub(crate) rows: Range<usize>,
     pub(crate) out: OutMatrix<'a>,
 }

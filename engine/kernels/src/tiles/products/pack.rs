@@ -19,7 +19,7 @@ pub struct PackedMatrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) data: AlignedBytes,
-    /// What products are multiplied with.
+    /// Factor on the products.
     pub(crate) scale: f32,
 }
 
@@ -61,7 +61,7 @@ impl PackedMatrix {
         Weights { ty: self.ty, rows: self.rows, cols: self.cols, scale: self.scale, panels }
     }
 
-    /// What products are multiplied with when they are complete.
+    /// Factor on the finished products.
     #[inline]
     pub fn scale(&self) -> f32 {
         self.scale
@@ -79,7 +79,7 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// The source type.
+    /// Type of the weights in the file.
     #[inline]
     pub fn ty(&self) -> GgmlType {
         self.ty
@@ -106,7 +106,7 @@ pub(crate) struct Panels<'a> {
     pub(crate) rows: usize,
     /// Input features.
     pub(crate) cols: usize,
-    /// What products are multiplied with when they are complete.
+    /// Factor on the finished products.
     pub(crate) scale: f32,
     pub(crate) panel_bytes: usize,
     bytes: &'a [u8],
@@ -130,7 +130,7 @@ impl<'a> Panels<'a> {
         self.rows.div_ceil(LANES)
     }
 
-    /// Panel `p`.
+    /// Bytes of panel `p`.
     #[inline]
     pub(crate) fn panel(&self, p: usize) -> &'a [u8] {
         &self.bytes[p * self.panel_bytes..][..self.panel_bytes]

@@ -1,4 +1,4 @@
-//! What the kernel of a convolution sees.
+//! The tile that the kernel of a convolution computes.
 
 use super::{Columns, ScanPart};
 use crate::simd::LANES;
@@ -8,7 +8,7 @@ use brigade_ops::Conv;
 /// At most [`LANES`] neighbouring channels of one part.
 pub(crate) struct ConvTile<'a> {
     pub(crate) conv: &'a Conv,
-    /// First channel.
+    /// First channel of the tile.
     pub(crate) start: usize,
     pub(crate) part: &'a ScanPart,
     /// `[taps - 1, width]`, oldest row first.
@@ -46,7 +46,7 @@ impl ConvTile<'_> {
         self.conv.silu
     }
 
-    /// Where row `row` of the tile goes.
+    /// Outputs of row `row` of the tile.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize) -> &mut [f32] {
         let start = row * self.conv.channels + self.start;

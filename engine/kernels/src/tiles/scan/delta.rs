@@ -1,18 +1,18 @@
-//! What the kernel of the delta rule sees.
+//! The tile that the kernel of the delta rule computes.
 
 use brigade_shapes::{Decay, DeltaShape};
 
 use super::ScanPart;
 use crate::tiles::out_rows::Rows;
 
-/// What the delta rule reads, in the host's memory.
+/// Operands of the delta rule, in the host's memory.
 pub type DeltaRows<'a> = brigade_ops::DeltaRows<&'a [f32]>;
 
 /// Strips of one head's state and the rows of one part.
 pub(crate) struct DeltaTile<'a> {
     pub(crate) shape: &'a DeltaShape,
     pub(crate) part: &'a ScanPart,
-    /// Value head.
+    /// Number of the value head.
     pub(crate) head: usize,
     /// First value column within the head.
     pub(crate) start: usize,
@@ -57,7 +57,7 @@ impl<'a> DeltaTile<'a> {
         self.x.beta.at(row, self.head, 1)[0]
     }
 
-    /// Where `n` values of a row from column `start` of the tile on go.
+    /// Outputs of `n` values of a row, from column `start` of the tile on.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize, start: usize, n: usize) -> &mut [f32] {
         let head = row * self.shape.n_head + self.head;

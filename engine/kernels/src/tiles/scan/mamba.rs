@@ -1,4 +1,4 @@
-//! What the kernel of Mamba's selective scan sees.
+//! The tile that the kernel of Mamba's selective scan computes.
 
 use brigade_ops::MambaWeights;
 
@@ -6,7 +6,7 @@ use super::ScanPart;
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
 
-/// What a selective scan reads, in the host's memory.
+/// Operands of a selective scan, in the host's memory.
 pub type MambaRows<'a> = brigade_ops::MambaRows<&'a [f32]>;
 
 /// At most [`LANES`] neighbouring channels of one part.
@@ -64,7 +64,7 @@ impl MambaTile<'_> {
         }
     }
 
-    /// Where row `row` of the tile goes.
+    /// Outputs of row `row` of the tile.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize) -> &mut [f32] {
         let channels = self.weights.channels;

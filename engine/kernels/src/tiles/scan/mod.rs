@@ -27,7 +27,7 @@ impl<'a> States<'a> {
         Self { values: Rows::new(states, 1), per_slot }
     }
 
-    /// Values `range` of the state before a part's first row, where the state behind its last one belongs. What lies in
+    /// Values `range` of the state before a part's first row, where the state behind its last one belongs. A state in
     /// another slot is copied here, by the thread that is about to use it: it comes from memory once.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! What the kernel of Mamba-2's recurrence sees.
+//! The tile that the kernel of Mamba-2's recurrence computes.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use brigade_ops::Ssd;
 use super::ScanPart;
 use crate::tiles::out_rows::Rows;
 
-/// What the recurrence reads, in the host's memory.
+/// Operands of the recurrence, in the host's memory.
 pub type SsdInput<'a> = brigade_ops::SsdInput<&'a [f32]>;
 
 /// Some heads of one group over the rows of a part.
@@ -29,7 +29,7 @@ impl SsdTile<'_> {
         self.heads.start / (self.ssd.shape.n_head / self.ssd.shape.n_group)
     }
 
-    /// Where channels `start ..` of head `head` of a row go.
+    /// Outputs of channels `start ..` of head `head` of a row.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize, head: usize, start: usize, n: usize) -> &mut [f32] {
         let at = row * self.ssd.shape.n_inner() + head * self.ssd.shape.head_dim + start;

@@ -1,10 +1,10 @@
-//! What the kernel of RWKV-6's time mixing sees.
+//! The tile that the kernel of RWKV-6's time mixing computes.
 
 use super::ScanPart;
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
 
-/// What the scan reads, in the host's memory.
+/// Operands of the scan, in the host's memory.
 pub type Wkv6Rows<'a> = brigade_ops::Wkv6Rows<&'a [f32]>;
 
 /// [`LANES`] values of one head of one part.
@@ -42,13 +42,13 @@ impl<'a> Wkv6Tile<'a> {
         Wkv6Row { r, w, k, v: v.expect("a head is whole tiles") }
     }
 
-    /// How much of a row's own key is read, `[d]`.
+    /// Share of a row's own key that is read, `[d]`.
     #[inline]
     pub(crate) fn own(&self) -> Option<&'a [f32]> {
         self.rows.own.map(|own| &own[self.head..self.head + self.d])
     }
 
-    /// Where row `row` of the tile goes.
+    /// Outputs of row `row` of the tile.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize) -> &mut [f32; LANES] {
         let start = row * self.width + self.value;

@@ -1,10 +1,10 @@
-//! What the kernels of RWKV-7's time mixing see.
+//! The tiles that the kernels of RWKV-7's time mixing compute.
 
 use super::ScanPart;
 use crate::simd::LANES;
 use crate::tiles::out_rows::Rows;
 
-/// What the scan reads, in the host's memory.
+/// Operands of the scan, in the host's memory.
 pub type Wkv7Rows<'a> = brigade_ops::Wkv7Rows<&'a [f32]>;
 
 /// [`LANES`] values of one head of one part.
@@ -49,7 +49,7 @@ impl Wkv7Tile<'_> {
         }
     }
 
-    /// Where row `row` of the tile goes.
+    /// Outputs of row `row` of the tile.
     #[inline(always)]
     pub(crate) fn out(&mut self, row: usize) -> &mut [f32; LANES] {
         let start = row * self.width + self.value;
@@ -73,7 +73,7 @@ pub(crate) struct Wkv7Head<'a> {
     pub(crate) k: &'a mut [f32],
     /// In: before bias and sigmoid. Out: `κ ⊙ a`.
     pub(crate) a: &'a mut [f32],
-    /// Out: `κ`.
+    /// Out: removal keys `κ`.
     pub(crate) kappa: &'a mut [f32],
     /// The weights of the head: `w0`, `a0`, `k_k`, `k_a`.
     pub(crate) weights: [&'a [f32]; 4],

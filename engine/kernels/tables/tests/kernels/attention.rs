@@ -165,7 +165,7 @@ impl Case {
         self.step(compute, &mut self.pool(), &ranges)
     }
 
-    /// What the outputs of sequence `s` should be.
+    /// Expected outputs of sequence `s`.
     fn plain(&self, s: usize) -> Vec<f64> {
         let (seq, layout) = (&self.sequences[s], &self.layout);
         let head = |x: &[f32], dim: usize, row: usize, head: usize| -> Vec<f32> {

@@ -122,7 +122,7 @@ impl Case {
         KV_HEADS * self.sizes.per_row + HEADS * self.layout.head_dim_v
     }
 
-    /// What rows `ranges` of the sequences choose, and what they attend to then, after they were written.
+    /// Writes rows `ranges` of the sequences, and returns their chosen blocks and their attention.
     fn step(&self, compute: &Compute, pool: &mut [Line], ranges: &[Range<usize>]) -> Vec<f32> {
         self.write(compute, pool, ranges);
         let chosen = self.choose(compute, pool, ranges);
@@ -271,7 +271,7 @@ fn equal_scores_go_to_the_lower_blocks() {
     }
 }
 
-/// Those that see no more blocks than they attend to.
+/// Rows that see no more blocks than they attend to.
 #[test]
 fn rows_that_see_all_have_the_bits_of_dense_attention() {
     let case = Case::new(KvType::F16, sizes(8, 9, 1), &[100]);
@@ -287,7 +287,7 @@ fn rows_that_see_all_have_the_bits_of_dense_attention() {
     assert!(case.choose(&compute, &pool, one(&(0..72))).is_none());
 }
 
-/// What the row does not attend to costs nothing: its pages may hold anything.
+/// Pages that the row does not attend to may hold any bytes.
 #[test]
 fn other_pages_are_not_read() {
     let case = Case::new(KvType::F32, sizes(64, 3, 1), &[1000]);

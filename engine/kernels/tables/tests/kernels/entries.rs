@@ -87,7 +87,7 @@ impl Case {
         .collect()
     }
 
-    /// What each row attends to, and what becomes of it; rows without a choice see all.
+    /// The choice and the attention of each row. Rows without a choice see all.
     fn run(&self, compute: &Compute) -> (Vec<Option<Vec<u32>>>, Vec<f32>) {
         let pool = self.pool(compute);
         let pool: &[u8] = bytemuck::cast_slice(&pool);

@@ -14,7 +14,7 @@ fn check(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error: f64) {
     check_within(what, op, want, (error, 1e-12));
 }
 
-/// As [`check`]; `error` is relative, then absolute.
+/// As [`check`], with a relative and an absolute bound in `error`.
 fn check_within(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error: (f64, f64)) {
     let mut rng = Rng::new(16);
     for n in [1, 15, 16, 17, 5000] {

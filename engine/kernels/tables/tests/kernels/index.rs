@@ -34,7 +34,7 @@ struct Case {
     /// Keys, and of pools gates behind them.
     index_key: Vec<f32>,
     weights: Vec<f32>,
-    /// Of the gates.
+    /// Biases of the gates.
     bias: Vec<f32>,
 }
 
@@ -68,7 +68,7 @@ impl Case {
         self.sequences.pool(&self.layout, 0xee)
     }
 
-    /// What rows `ranges` of the sequences choose, and what they attend to then, after they were written.
+    /// Writes rows `ranges` of the sequences, and returns their chosen pools and their attention.
     fn step(
         &self,
         compute: &Compute,
@@ -186,7 +186,7 @@ fn the_best_positions_are_chosen_and_attended_to() {
     }
 }
 
-/// Of pools that end with their page, and of such that lie over its end.
+/// Some pools end with their page, and others lie over its end.
 #[test]
 fn the_best_pools_are_chosen_and_attended_to() {
     for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {

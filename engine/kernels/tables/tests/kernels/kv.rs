@@ -1,5 +1,5 @@
-//! What pages hold, byte by byte. Codes and scales of `Q8_0` are compared with the plain rule on every table.
-//! A page whose tail was cleared holds nothing of it.
+//! The contents of pages, byte by byte. Codes and scales of `Q8_0` are compared with the plain rule on every table. A
+//! page whose tail was cleared holds nothing of it.
 
 use half::f16;
 

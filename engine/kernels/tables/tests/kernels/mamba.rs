@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    /// What it should give for rows `range` from a state of zeros.
+    /// Expected outputs of rows `range`, from a state of zeros.
     fn plain(&self, range: std::ops::Range<usize>) -> Vec<f64> {
         let rows = self.rows(range);
         let gate: Vec<f32> = rows

@@ -50,8 +50,8 @@ impl Case {
         }
     }
 
-    /// What rows `ranges` of the sequences choose after they were written, `[n_rows, KV_HEADS, per_row]`; zeros where all
-    /// attend to all.
+    /// Writes rows `ranges` of the sequences, and returns their choice, `[n_rows, KV_HEADS, per_row]`. It is zeros
+    /// where all rows attend to all.
     fn step(&self, compute: &Compute, pool: &mut [Line], ranges: &[Range<usize>]) -> Vec<f32> {
         let (parts, rows) = self.sequences.parts(ranges);
         let other = vec![0.0; rows.len() * KV_HEADS * 8];

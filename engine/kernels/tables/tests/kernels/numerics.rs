@@ -1,6 +1,6 @@
-//! The number of what kernels compute is set by hand. Here it is held to the bits: a hash of every result that all tables
-//! agree on is in a file, beside the number. Who changes bits changes [`NUMERICS`] too, and `BRIGADE_BLESS=1` then writes the file
-//! anew (with `--test-threads 1`).
+//! The version of the kernels' numerics is set by hand. Here it is held to the bits: a hash of every result that all
+//! tables agree on is in a file, beside the number. A change of bits needs a new [`NUMERICS`], and `BRIGADE_BLESS=1`
+//! then writes the file anew (with `--test-threads 1`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ const NUMBER: &str = "numerics ";
 static WRITING: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// How often this test had a result of a name.
+    /// Number of results of each name in this test.
     static SEEN: RefCell<HashMap<String, usize>> = RefCell::default();
 }
 
@@ -49,7 +49,7 @@ fn hash(values: &[f32]) -> String {
     format!("{hash:016x}")
 }
 
-/// What must be so of a result with this hash; `Err`: why it is not.
+/// Checks a result with this hash. The error says what is wrong.
 fn check(
     (number, known): (Option<u32>, &BTreeMap<String, String>),
     name: &str,

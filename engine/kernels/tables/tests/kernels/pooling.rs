@@ -38,7 +38,7 @@ fn step(
     compute.pool_keys(layout, pool, &parts, pooling);
 }
 
-/// What the pages hold of an index at all positions, `[len, 2 * DIM]`, read back as f32.
+/// Index values of all positions in the pages, `[len, 2 * DIM]`, read back as f32.
 fn held(layout: &KvLayout, sequences: &Paged, pool: &[Line]) -> Vec<f32> {
     let (pool, of_index) = (bytemuck::cast_slice::<Line, u8>(pool), layout.of_index());
     let [codes, _, scales, _] = of_index.planes();

@@ -8,8 +8,8 @@ use super::{Rng, compute, same_bits};
 pub(super) const N_ROWS: usize = 7;
 
 /// Runs an op over two parts that read one slot and write others, and over the same parts with copies of that state in
-/// place: outputs and states have the same bits, and what was read stays. `run` gets parts, states and [`N_ROWS`] rows of
-/// `width` to write.
+/// place. Outputs and states have the same bits, and the slot that was read stays as it is. `run` gets parts, states
+/// and [`N_ROWS`] rows of `width` to write.
 pub(super) fn states_may_be_read_elsewhere(
     op: &str,
     (state_len, width): (usize, usize),

@@ -5,7 +5,7 @@ use brigade_quant::GgmlType;
 
 use super::{Rng, compute};
 
-/// Where every matrix begins.
+/// Alignment of every matrix.
 const LINE: usize = 64;
 
 #[test]

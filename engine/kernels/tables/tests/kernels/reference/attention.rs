@@ -2,21 +2,21 @@
 
 use super::ops::softmax;
 
-/// What [`attend`] changes of the softmax.
+/// Changes of [`attend`] to the softmax.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Variant<'a> {
     pub(crate) softcap: Option<f32>,
     pub(crate) sink: Option<f32>,
-    /// What a score loses for every position between it and the row's own.
+    /// Slope: a score loses so much for every position between it and the row's own.
     pub(crate) slope: Option<f32>,
-    /// What a score gains by its distance from the row's own; farther ones as the farthest.
+    /// Biases by the distance from the row's own position. Farther ones count as the farthest.
     pub(crate) biases: Option<&'a [f32]>,
     /// Which key is at the row's own position; `None`: the last.
     pub(crate) own: Option<usize>,
 }
 
-/// `Σ softmax(scale * q·k) v` over the given keys and values; the scores bounded by the cap, where there is
-/// one, and changed by their distance; the sink a further score without a value.
+/// `Σ softmax(scale * q·k) v` over the given keys and values. A cap bounds the scores, and they change with the
+/// distance. A sink is a further score without a value.
 pub(crate) fn attend(
     q: &[f32],
     keys: &[Vec<f32>],

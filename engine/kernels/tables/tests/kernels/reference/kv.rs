@@ -1,4 +1,4 @@
-//! What pages keep of a head's elements, in plain loops. Tests compare the kernels with it.
+//! A head's elements as pages store them, in plain loops. Tests compare the kernels with it.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! What every op means, in loops that can be read at a glance, mostly in f64. All kernels are compared with it.
+//! The definition of every op, in short loops, mostly in f64. All kernels are compared with it.
 
 pub(super) mod attention;
 pub(super) mod block_index;

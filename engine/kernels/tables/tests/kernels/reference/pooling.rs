@@ -3,7 +3,7 @@
 use super::ops;
 use brigade_kernels::GatedRow;
 
-/// What is made of one pool's rows.
+/// The row that is made of one pool's rows.
 pub(crate) fn pool_gated(rows: &[GatedRow<&[f32]>]) -> Vec<f64> {
     let column = |j: usize| {
         let gates: Vec<f64> = rows.iter().map(|row| f64::from(row.gates[j])).collect();
