@@ -156,7 +156,7 @@ impl Stage {
     }
 
     /// What each kernel of the GPU took since this was last asked; nothing unless it is timed
-    /// ([`GpuOptions::timed`](crate::device::GpuOptions::timed)).
+    /// ([`DeviceOptions::timed`](crate::device::DeviceOptions::timed)).
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.device.kernel_times()
     }
