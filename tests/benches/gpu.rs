@@ -16,7 +16,7 @@ use brigade_tests::bench;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use brigade_engine::device::{DeviceName, GpuKind, gpus};
+use brigade_engine::device::{DeviceClass, DeviceName, gpus};
 use serde_json::Value;
 
 /// A model: architecture, size, types of weights, and the share of memory's speed that decode should reach, in percent.
@@ -82,12 +82,12 @@ fn options() -> Result<Options, String> {
 }
 
 fn run(options: &Options) -> Result<(), String> {
-    let DeviceName::Vulkan(index) = options.device.parse()? else {
+    let DeviceName::Accelerator { index, .. } = options.device.parse()? else {
         return Err(format!("{} is no GPU", options.device));
     };
     let all = gpus().map_err(|error| error.to_string())?;
     let facts = all.get(index).ok_or(format!("there is no {}", options.device))?;
-    if facts.kind == GpuKind::Software && !options.small {
+    if facts.class == DeviceClass::Software && !options.small {
         return Err(format!("{} computes in software: its figures are no speeds", facts.name));
     }
     println!("{}, driver {}\n", facts.name, facts.driver_text());
@@ -97,7 +97,7 @@ fn run(options: &Options) -> Result<(), String> {
         decode(options, model)?;
     }
     prefill(options, &models[0], &[])?;
-    if facts.has_f16_units() {
+    if facts.units.f16 {
         prefill(options, &models[0], &["--fast-math"])?;
     }
     two_stages(options, &models[0])

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use brigade_engine::constraint::{ConstraintError, Vocabulary};
 use brigade_engine::control_vectors::StageVectors;
-use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, Visits, bytes_for_guests};
+use brigade_engine::device::{
+    Device, DeviceName, DeviceOptions, Devices, Visits, bytes_for_guests,
+};
 use brigade_engine::kernels::{self, DeviceError, DeviceFault, KV_PAGE, KernelError, PackedMatrix};
 use brigade_engine::stage::{NextStage, Stage, StageConfig};
 use brigade_gguf::adapters::of_model;
@@ -70,14 +72,14 @@ impl EngineBackend {
             tracing::error!(%error, "no turns: the stages of this machine compute at the same time");
             None
         });
-        let devices = Devices::new(GpuOptions {
+        let devices = Devices::new(DeviceOptions {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,
             fast_math: config.fast_math,
             // The plan counts the needed bytes; a little more is for kernels and for the slack of slabs.
             memory_limit: config.memory_bytes.map(|bytes| bytes + memory::RESERVE_BYTES),
             lose_after: config.gpu_lost_after,
-            ..GpuOptions::default()
+            ..DeviceOptions::default()
         });
         let device = devices.choose(&config.device);
         devices.check(&device)?;

@@ -1,7 +1,7 @@
 //! `brigade devices` prints what this machine can compute with.
 
 use anyhow::Result;
-use brigade_engine::device::{DeviceName, DeviceWish, Devices, GpuFacts, gpus, split_beside};
+use brigade_engine::device::{DeviceWish, Devices, KINDS, Listed, MatrixUnits, list, split_beside};
 use brigade_engine::kernels;
 use brigade_plan::format_bytes;
 use clap::Args;
@@ -30,7 +30,9 @@ impl std::str::FromStr for DeviceList {
     type Err = String;
 
     fn from_str(list: &str) -> Result<Self, String> {
-        let prefix = if list.starts_with("vulkan:") { "vulkan:" } else { "" };
+        let prefixes = KINDS.iter().map(|kind| format!("{}:", kind.prefix));
+        let prefix = prefixes.into_iter().find(|prefix| list.starts_with(prefix));
+        let prefix = prefix.unwrap_or_default();
         let with_prefix = |item: &str| {
             if item.chars().all(|c| c.is_ascii_digit()) {
                 format!("{prefix}{item}")
@@ -49,48 +51,46 @@ impl std::str::FromStr for DeviceList {
 /// Runs the command.
 pub fn execute(args: DevicesArgs) -> Result<()> {
     let tables: Vec<&str> = kernels::available().iter().map(|table| table.name).collect();
-    let (found, missing) = match gpus() {
-        Ok(found) => (found, None),
-        Err(reason) => (Vec::new(), Some(reason.to_string())),
-    };
+    let (found, reasons) = list();
+    let missing: Vec<String> = reasons.iter().map(ToString::to_string).collect();
     let auto = Devices::default().choose(&DeviceWish::Auto);
     if args.json {
-        let gpus: Vec<Value> =
-            found.iter().enumerate().map(|(index, facts)| in_json(index, facts)).collect();
+        let gpus: Vec<Value> = found.iter().map(in_json).collect();
         let all = json!({
             "cpu": { "kernels": tables },
             "gpus": gpus,
-            "no_gpus": missing,
+            "no_gpus": (!missing.is_empty()).then(|| missing.join("; ")),
             "auto": auto.to_string(),
         });
         return output::json(&all);
     }
     output::line(format_args!("cpu        kernels {}", tables.join(", ")))?;
-    for (index, facts) in found.iter().enumerate() {
-        let name = DeviceName::Vulkan(index).to_string();
+    for listed in &found {
+        let (name, facts) = (listed.name().to_string(), &listed.facts);
         output::line(format_args!(
-            "{name:<10} {} ({}), {} of {} free, {}, Vulkan {}, {}",
+            "{name:<10} {} ({}), {} of {} free, {}, {} {}, {}",
             facts.name,
-            facts.kind,
+            facts.class,
             format_bytes(facts.free_bytes),
             format_bytes(facts.device_bytes),
             facts.driver_text(),
+            listed.kind.title,
             facts.api_version,
-            units(facts),
+            units(facts.units),
         ))?;
         if let Some(why) = facts.refused {
             output::line(format_args!("{:<10} not used: {why}", ""))?;
         }
     }
-    if let Some(reason) = missing {
+    for reason in missing {
         output::line(format_args!("no GPU: {reason}"))?;
     }
     output::line(format_args!("--device auto takes {auto}"))
 }
 
 /// The matrix units for products. Those for int8 are always used, those for f16 with `--fast-math`.
-fn units(facts: &GpuFacts) -> String {
-    match (facts.no_units, facts.has_int8_units(), facts.has_f16_units()) {
+fn units(units: MatrixUnits) -> String {
+    match (units.left_alone, units.int8, units.f16) {
         (Some(why), ..) => format!("matrix units left alone: {why}"),
         (None, true, true) => "int8 and f16 matrix units".to_owned(),
         (None, true, false) => "int8 matrix units, none for f16".to_owned(),
@@ -99,20 +99,21 @@ fn units(facts: &GpuFacts) -> String {
     }
 }
 
-fn in_json(index: usize, facts: &GpuFacts) -> Value {
+fn in_json(listed: &Listed) -> Value {
+    let facts = &listed.facts;
     json!({
-        "device": DeviceName::Vulkan(index).to_string(),
+        "device": listed.name().to_string(),
         "name": facts.name,
-        "kind": facts.kind.to_string(),
+        "kind": facts.class.to_string(),
         "memory_bytes": facts.device_bytes,
         "free_bytes": facts.free_bytes,
-        "int8_matrix_units": facts.has_int8_units(),
-        "f16_matrix_units": facts.has_f16_units(),
-        "no_units": facts.no_units,
+        "int8_matrix_units": facts.units.int8,
+        "f16_matrix_units": facts.units.f16,
+        "no_units": facts.units.left_alone,
         "refused": facts.refused,
         "driver": facts.driver,
         "driver_version": facts.driver_version,
-        "vulkan": facts.api_version,
+        (listed.kind.prefix): facts.api_version,
     })
 }
 

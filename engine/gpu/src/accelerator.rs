@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_ops::{
-    Accelerator, AcceleratorCounts, AcceleratorFacts, AcceleratorState, Anywhere, Buffer, Fill,
-    KernelTime, Matrices, Op, Part, Purpose, Table, ToFetch,
+    Accelerator, AcceleratorCounts, AcceleratorFacts, AcceleratorState, Anywhere, Buffer,
+    DeviceClass, Fill, KernelTime, Matrices, Op, Part, Purpose, Table, ToFetch,
 };
 use brigade_quant::{DeviceError, DeviceFault};
 
@@ -17,7 +17,6 @@ use crate::ops::MAX_INDEX_HEADS;
 use crate::transfer::buffer::GpuBuffer;
 use crate::transfer::inbox::Inbox;
 use crate::transfer::milestone::{Fetch, Milestone};
-use crate::vulkan::facts::GpuKind;
 
 impl From<GpuError> for DeviceError {
     fn from(error: GpuError) -> Self {
@@ -38,7 +37,7 @@ impl Accelerator for Gpu {
         let facts = Gpu::facts(self);
         AcceleratorFacts {
             fast_units: self.has_fast_math().then(|| facts.f16_identity()),
-            is_on_cores: facts.kind == GpuKind::Software,
+            is_on_cores: facts.kind == DeviceClass::Software,
             most_index_heads: MAX_INDEX_HEADS,
         }
     }

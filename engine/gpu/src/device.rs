@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use ash::vk;
-use brigade_ops::{Handed, KernelTime};
+use brigade_ops::{DeviceOptions, Handed, KernelTime};
 
 use crate::commands::dispatch::{Fusion, Work};
 use crate::commands::rehearsal::Rehearsal;
@@ -17,7 +17,6 @@ use crate::lock::lock;
 use crate::memory::span::Span;
 use crate::memory::staging::Chunk;
 use crate::memory::{Memory, Purpose, Region};
-use crate::options::GpuOptions;
 use crate::pipelines::shader::Shader;
 use crate::pipelines::{Pipelines, Wanted};
 use crate::vulkan::facts::{GpuFacts, Heaps};
@@ -33,7 +32,7 @@ pub struct Gpu(Arc<Open>);
 
 struct Open {
     facts: GpuFacts,
-    /// Whether f16 matrix units may be used: [`GpuOptions::fast_math`].
+    /// Whether f16 matrix units may be used: [`DeviceOptions::fast_math`].
     fast_math: bool,
     recorder: Mutex<Recorder>,
     pipelines: Mutex<Pipelines>,
@@ -64,7 +63,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature, or what options ask for.
-    pub fn open(index: usize, options: &GpuOptions) -> Result<Self, GpuError> {
+    pub fn open(index: usize, options: &DeviceOptions) -> Result<Self, GpuError> {
         let instance = Instance::new()?;
         let devices = instance.devices()?;
         let none = GpuError::NoDevice { index, count: devices.len() };
@@ -86,7 +85,7 @@ impl Gpu {
         let recorder = Recorder::new(&device, timeline, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, recorder.layout(), facts.limits, folder)?;
-        let apart = options.apart || !facts.shares_host_memory();
+        let apart = options.apart || !facts.kind.shares_host_memory();
         let memory = Memory::new(options.memory_limit, facts.limits.allocation, apart);
         report(&facts);
         Ok(Self(Arc::new(Open {
@@ -110,7 +109,7 @@ impl Gpu {
         &self.0.facts
     }
 
-    /// Whether products of many rows are computed in f16: [`GpuOptions::fast_math`].
+    /// Whether products of many rows are computed in f16: [`DeviceOptions::fast_math`].
     pub fn has_fast_math(&self) -> bool {
         self.0.fast_math
     }
@@ -137,7 +136,7 @@ impl Gpu {
         lock(&self.0.recorder).handed()
     }
 
-    /// Time of each kernel since the last call, the longest first. Empty without [`GpuOptions::timed`].
+    /// Time of each kernel since the last call, the longest first. Empty without [`DeviceOptions::timed`].
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.wait();
         lock(&self.0.recorder).take_times()
@@ -452,7 +451,7 @@ fn report(facts: &GpuFacts) {
     if let Some(why) = facts.no_units {
         tracing::warn!(device, "the GPU's matrix units are left alone: {why}");
     }
-    if facts.visible_bytes < WINDOW && !facts.shares_host_memory() {
+    if facts.visible_bytes < WINDOW && !facts.kind.shares_host_memory() {
         tracing::warn!(
             device,
             "the host sees only {} bytes of the GPU's memory, and rows of large ubatches will lie outside it, slowly: \

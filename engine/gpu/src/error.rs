@@ -43,35 +43,6 @@ pub enum GpuError {
         /// The fault.
         why: &'static str,
     },
-    /// The device computes other bits than it has to.
-    #[error(
-        "GPU {device} with driver {driver} computes other bits than stated in {op}: install another version of the driver{}, or use \
-         --device cpu",
-        if *units { ", try --no-coopmat" } else { "" }
-    )]
-    OtherBits {
-        /// Name of the device.
-        device: String,
-        /// Name and version of the driver.
-        driver: String,
-        /// Operation that was checked.
-        op: &'static str,
-        /// Whether it has matrix units, which can be left alone.
-        units: bool,
-    },
-    /// The device's matrix units for f16 compute something else than products.
-    #[error(
-        "GPU {device} with driver {driver} is far off in {op} with --fast-math: start without --fast-math, or install another version \
-         of the driver"
-    )]
-    FarOff {
-        /// Name of the device.
-        device: String,
-        /// Name and version of the driver.
-        driver: String,
-        /// Operation that was checked.
-        op: &'static str,
-    },
     /// Fast math was asked for, and the device has not what it needs.
     #[error(
         "GPU {device} with driver {driver} has no f16 matrix units for --fast-math (`brigade devices` says which GPU has some): start \
@@ -83,12 +54,6 @@ pub enum GpuError {
         /// Name and version of the driver.
         driver: String,
     },
-    /// Fast math was asked for where no GPU computes.
-    #[error(
-        "--fast-math is for GPUs with f16 matrix units, and here the CPU computes: start without --fast-math, or name such a GPU with \
-         --device (`brigade devices` lists them)"
-    )]
-    FastMathOnCpu,
     /// The device or the limit has no room for a buffer.
     #[error(
         "no room for {wanted} bytes on the GPU, {used} are in use{}: \
@@ -100,7 +65,7 @@ pub enum GpuError {
         wanted: u64,
         /// Bytes in use before.
         used: u64,
-        /// The limit of [`GpuOptions`](crate::GpuOptions).
+        /// The limit of [`DeviceOptions`](crate::DeviceOptions).
         limit: Option<u64>,
     },
     /// The driver gave up on the device.

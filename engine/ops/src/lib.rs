@@ -4,7 +4,8 @@
 //!   device sees its own memory, and blocks give [`View`]s of either ([`Anywhere`]).
 //! - [`Carry`] takes operands from one place to another. How an operand's fields go is written beside it, once.
 //! - [`Vector`] has values that stay as they are, such as weights of norms. [`Derived`] is what a device keeps of values.
-//! - [`Accelerator`] is a device beside the host, which runs ops that it supports. Its memory is a [`Buffer`].
+//! - [`Accelerator`] is a device beside the host, which runs ops that it supports. Its memory is a [`Buffer`]. A [`DeviceKind`] says
+//!   which there are, and opens one.
 //!
 //! Each operand says its shapes as `[rows, cols]`, and `check` panics where they disagree: what is written from several threads
 //! or workgroups at once rests on it. Nothing here computes, and no one device is known here.
@@ -13,6 +14,7 @@ mod accelerator;
 pub mod attention;
 mod carry;
 mod derived;
+mod device_kind;
 mod entries;
 mod experts;
 pub mod greatest;
@@ -42,6 +44,9 @@ pub use attention::{
 };
 pub use carry::Carry;
 pub use derived::Derived;
+pub use device_kind::{
+    DeviceClass, DeviceFacts, DeviceKind, DeviceOptions, MatrixUnits, OpenDevice,
+};
 pub use entries::{
     AttendEntries, ChooseEntries, ChosenEntries, NewEntries, WriteEntries, n_before, n_far,
 };

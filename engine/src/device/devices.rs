@@ -1,33 +1,36 @@
-//! The devices of a process: which GPUs are open, and how they are used.
+//! The devices of a process: which are open beside the host, and how they are used.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use brigade_gpu::Gpu;
-pub use brigade_gpu::{GpuError, GpuFacts, GpuKind, GpuOptions};
-
+use super::kinds::KINDS;
 use super::{Device, DeviceName, DeviceWish, numerics_of, self_test};
-use crate::kernels::{DeviceError, KernelError, select};
-use crate::ops::Accelerator;
+use crate::kernels::{DeviceError, DeviceFault, KernelError, select};
+use crate::ops::{DeviceClass, DeviceFacts, DeviceKind, DeviceOptions, OpenDevice};
 
-/// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each GPU.
+/// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each device beside the host.
 #[derive(Default)]
 pub struct Devices {
-    options: GpuOptions,
-    gpus: Mutex<Gpus>,
+    options: DeviceOptions,
+    accelerators: Mutex<Accelerators>,
 }
 
 #[derive(Default)]
-struct Gpus {
-    open: BTreeMap<usize, Arc<Gpu>>,
+struct Accelerators {
+    /// By the prefix of their kind, and their index.
+    open: BTreeMap<(&'static str, usize), Arc<OpenDevice>>,
     /// Whether one was opened before: only the first is lost on purpose.
     any: bool,
 }
 
+/// Why the CPU alone is not used with fast math.
+const FAST_MATH_ON_CPU: &str = "--fast-math is for GPUs with f16 matrix units, and here the CPU computes: start without --fast-math, \
+    or name such a GPU with --device (`brigade devices` lists them)";
+
 impl Devices {
-    /// Devices whose GPUs are used like that.
-    pub fn new(options: GpuOptions) -> Self {
-        Self { options, gpus: Mutex::default() }
+    /// Devices that are used like that.
+    pub fn new(options: DeviceOptions) -> Self {
+        Self { options, accelerators: Mutex::default() }
     }
 
     /// The device of that name, with `threads` threads of the host, pinned to `cpus` if given.
@@ -42,8 +45,9 @@ impl Devices {
     ) -> Result<Device, KernelError> {
         match name {
             DeviceName::Cpu(table) => Device::cpu(select(table.as_deref())?, threads, cpus),
-            DeviceName::Vulkan(index) => {
-                Device::beside_host(self.gpu(*index)?, &name.to_string(), threads, cpus)
+            DeviceName::Accelerator { kind, index } => {
+                let device = self.accelerator(kind, *index)?.device.clone();
+                Device::beside_host(device, &name.to_string(), threads, cpus)
             }
         }
     }
@@ -52,7 +56,7 @@ impl Devices {
     pub fn choose(&self, wish: &DeviceWish) -> DeviceName {
         match wish {
             DeviceWish::Named(name) => name.clone(),
-            DeviceWish::Auto => self.first_gpu().map_or(DeviceName::Cpu(None), DeviceName::Vulkan),
+            DeviceWish::Auto => self.first_accelerator().unwrap_or(DeviceName::Cpu(None)),
         }
     }
 
@@ -63,10 +67,11 @@ impl Devices {
     pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
         match name {
             DeviceName::Cpu(_) if self.options.fast_math => {
-                Err(DeviceError::from(GpuError::FastMathOnCpu).into())
+                let text = FAST_MATH_ON_CPU.to_owned();
+                Err(DeviceError { fault: DeviceFault::Unfit, text }.into())
             }
             DeviceName::Cpu(_) => Ok(()),
-            DeviceName::Vulkan(index) => self.gpu(*index).map(drop),
+            DeviceName::Accelerator { kind, index } => self.accelerator(kind, *index).map(drop),
         }
     }
 
@@ -77,7 +82,9 @@ impl Devices {
     pub fn numerics(&self, name: &DeviceName) -> Result<u32, KernelError> {
         match name {
             DeviceName::Cpu(table) => Ok(select(table.as_deref())?.numerics),
-            DeviceName::Vulkan(index) => Ok(numerics_of(&Accelerator::facts(&*self.gpu(*index)?))),
+            DeviceName::Accelerator { kind, index } => {
+                Ok(numerics_of(&self.accelerator(kind, *index)?.device.facts()))
+            }
         }
     }
 
@@ -88,60 +95,88 @@ impl Devices {
     pub fn called(&self, name: &DeviceName) -> Result<String, KernelError> {
         match name {
             DeviceName::Cpu(table) => Ok(select(table.as_deref())?.name.to_owned()),
-            DeviceName::Vulkan(_) => Ok(name.to_string()),
+            DeviceName::Accelerator { .. } => Ok(name.to_string()),
         }
     }
 
     /// Bytes of a device's own memory that nobody uses now; `None` where stages lie in the host's, and while a GPU cannot
     /// be opened.
     pub fn free_bytes(&self, name: &DeviceName) -> Option<u64> {
-        let DeviceName::Vulkan(index) = name else { return None };
-        let gpu = self.gpu(*index).ok()?;
-        (!gpu.facts().shares_host_memory()).then(|| gpu.free_bytes())
+        let DeviceName::Accelerator { kind, index } = name else { return None };
+        let open = self.accelerator(kind, *index).ok()?;
+        (!open.facts.class.shares_host_memory()).then(|| (open.free_bytes)())
     }
 
-    /// The index of the first GPU that is no software and that opens.
-    fn first_gpu(&self) -> Option<usize> {
-        let all = match Gpu::devices() {
-            Ok(all) => all,
-            Err(reason) => {
+    /// The first device beside the host that is no software and that opens.
+    fn first_accelerator(&self) -> Option<DeviceName> {
+        let (found, reasons) = list();
+        if found.is_empty() {
+            for reason in reasons {
                 tracing::info!(%reason, "no GPU: the CPU computes");
-                return None;
             }
-        };
-        let hardware =
-            |(index, facts): (usize, GpuFacts)| (facts.kind != GpuKind::Software).then_some(index);
-        all.into_iter().enumerate().filter_map(hardware).find(|index| match self.gpu(*index) {
+        }
+        let mut hardware = found.iter().filter(|found| found.facts.class != DeviceClass::Software);
+        let opens = |found: &&Listed| match self.accelerator(found.kind, found.index) {
             Ok(_) => true,
             Err(reason) => {
-                tracing::warn!(index, %reason, "this GPU is not used");
+                tracing::warn!(index = found.index, %reason, "this GPU is not used");
                 false
             }
-        })
+        };
+        hardware.find(opens).map(Listed::name)
     }
 
-    /// The GPU of that index: the same one for all stages, until it fails. It is tested when it is opened.
-    fn gpu(&self, index: usize) -> Result<Arc<Gpu>, KernelError> {
-        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gpu) = gpus.open.get(&index).filter(|gpu| gpu.check().is_ok()) {
-            return Ok(gpu.clone());
+    /// The device of that index: the same one for all stages, until it fails. It is tested when it is opened.
+    fn accelerator(
+        &self,
+        kind: &'static DeviceKind,
+        index: usize,
+    ) -> Result<Arc<OpenDevice>, KernelError> {
+        let mut all = self.accelerators.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (kind.prefix, index);
+        if let Some(open) = all.open.get(&key).filter(|open| open.device.check().is_ok()) {
+            return Ok(open.clone());
         }
         // One that failed is closed before it is opened again, unless a stage still has it.
-        gpus.open.remove(&index);
-        let lose_after = self.options.lose_after.filter(|_| !gpus.any);
-        let gpu = Gpu::open(index, &GpuOptions { lose_after, ..self.options.clone() });
-        let gpu = Arc::new(gpu.map_err(DeviceError::from)?);
-        gpus.any = true;
-        self_test::test(&gpu)?;
-        gpus.open.insert(index, gpu.clone());
-        Ok(gpu)
+        all.open.remove(&key);
+        let lose_after = self.options.lose_after.filter(|_| !all.any);
+        let open = (kind.open)(index, &DeviceOptions { lose_after, ..self.options.clone() })?;
+        all.any = true;
+        self_test::test(&open)?;
+        let open = Arc::new(open);
+        all.open.insert(key, open.clone());
+        Ok(open)
     }
 }
 
-/// What each GPU of this machine says of itself, in the order of their indices.
-///
-/// # Errors
-/// Where there is no Vulkan or no driver: what to install.
-pub fn gpus() -> Result<Vec<GpuFacts>, GpuError> {
-    Gpu::devices()
+/// A device beside the host that this machine has.
+pub struct Listed {
+    /// Its kind.
+    pub kind: &'static DeviceKind,
+    /// Its index among those of its kind.
+    pub index: usize,
+    /// What it says of itself.
+    pub facts: DeviceFacts,
+}
+
+impl Listed {
+    /// What it is called.
+    pub fn name(&self) -> DeviceName {
+        DeviceName::Accelerator { kind: self.kind, index: self.index }
+    }
+}
+
+/// The devices beside the host that this machine has; and of each kind that finds none, why, and what to install.
+pub fn list() -> (Vec<Listed>, Vec<DeviceError>) {
+    let (mut found, mut reasons) = (Vec::new(), Vec::new());
+    for &kind in KINDS {
+        match (kind.list)() {
+            Ok(all) => {
+                let listed = |(index, facts)| Listed { kind, index, facts };
+                found.extend(all.into_iter().enumerate().map(listed));
+            }
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    (found, reasons)
 }

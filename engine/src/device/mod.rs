@@ -7,6 +7,7 @@
 mod accelerator;
 mod devices;
 mod experts;
+mod kinds;
 mod name;
 mod ops;
 mod probe;
@@ -18,14 +19,17 @@ use std::sync::Arc;
 use accelerator::There;
 use experts::on_host::Beside;
 
-pub use crate::ops::{Handed, KernelTime, Milestone};
-pub use devices::{Devices, GpuError, GpuFacts, GpuKind, GpuOptions, gpus};
+pub use crate::ops::{
+    DeviceClass, DeviceFacts, DeviceOptions, Handed, KernelTime, MatrixUnits, Milestone,
+};
+pub use devices::{Devices, Listed, list};
 pub use experts::changes::ExpertChange;
 pub use experts::guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use experts::job::{ExpertWay, ExpertWays};
 pub use experts::on_host::{Away, ExpertCounts, Sent};
 pub use experts::visits::{VisitSpeeds, Visits};
 pub use experts::{ExpertJob, ExpertMatrices};
+pub use kinds::{KINDS, gpus};
 pub use name::{DeviceName, DeviceWish, split_beside};
 pub use ops::chosen_lists::Lists;
 pub use ops::greatest::{FewValues, FoundGreatest};
@@ -143,7 +147,7 @@ impl Device {
         self.facts().map_or(self.compute.kernels().numerics, |facts| numerics_of(&facts))
     }
 
-    /// Whether products of many rows have bits of their own: [`GpuOptions::fast_math`].
+    /// Whether products of many rows have bits of their own: [`DeviceOptions::fast_math`].
     pub fn has_fast_math(&self) -> bool {
         self.facts().is_some_and(|facts| facts.fast_units.is_some())
     }
@@ -158,7 +162,7 @@ impl Device {
         self.there.as_ref().map_or_else(AcceleratorCounts::default, |there| there.counts())
     }
 
-    /// What each of its kernels took since this was last asked: [`GpuOptions::timed`].
+    /// What each of its kernels took since this was last asked: [`DeviceOptions::timed`].
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.there.as_ref().map_or_else(Vec::new, |there| there.kernel_times())
     }

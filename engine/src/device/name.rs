@@ -3,17 +3,22 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::kinds::{KINDS, examples, kind_of};
+use crate::ops::DeviceKind;
+
 /// The name of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
     /// The CPU, with this kernel table or its best one.
     Cpu(Option<String>),
-    /// The GPU of this index, as `brigade devices` lists them.
-    Vulkan(usize),
+    /// A device beside the host, as `brigade devices` lists them.
+    Accelerator {
+        /// Its kind.
+        kind: &'static DeviceKind,
+        /// Its index among those of its kind.
+        index: usize,
+    },
 }
-
-/// What GPUs' names begin with.
-const VULKAN: &str = "vulkan";
 
 impl FromStr for DeviceName {
     type Err = String;
@@ -22,7 +27,7 @@ impl FromStr for DeviceName {
         if name == "cpu" {
             return Ok(Self::Cpu(None));
         }
-        let Some(rest) = name.strip_prefix(VULKAN) else {
+        let Some((kind, rest)) = kind_of(name) else {
             return Ok(Self::Cpu(Some(name.to_owned())));
         };
         let index = match rest.strip_prefix(':') {
@@ -30,8 +35,9 @@ impl FromStr for DeviceName {
             None => None,
             Some(index) => index.parse().ok(),
         };
-        let wrong = || format!("\"{name}\" is no device: a GPU is vulkan:0, vulkan:1 and so on");
-        index.map(Self::Vulkan).ok_or_else(wrong)
+        let wrong =
+            || format!("\"{name}\" is no device: a GPU is {0}:0, {0}:1 and so on", kind.prefix);
+        index.map(|index| Self::Accelerator { kind, index }).ok_or_else(wrong)
     }
 }
 
@@ -40,7 +46,7 @@ impl fmt::Display for DeviceName {
         match self {
             Self::Cpu(None) => f.write_str("cpu"),
             Self::Cpu(Some(table)) => f.write_str(table),
-            Self::Vulkan(index) => write!(f, "{VULKAN}:{index}"),
+            Self::Accelerator { kind, index } => write!(f, "{}:{index}", kind.prefix),
         }
     }
 }
@@ -69,8 +75,8 @@ impl FromStr for DeviceWish {
         match wish {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Named(DeviceName::Cpu(None))),
-            name if name.starts_with(VULKAN) => name.parse().map(Self::Named),
-            _ => Err(format!("\"{wish}\" is none of auto, cpu, vulkan:0, vulkan:1 and so on")),
+            name if kind_of(name).is_some() => name.parse().map(Self::Named),
+            _ => Err(format!("\"{wish}\" is none of auto, cpu, {} and so on", examples())),
         }
     }
 }
@@ -85,10 +91,13 @@ const BESIDE: &str = "+cpu";
 pub fn split_beside(name: &str) -> Result<(&str, bool), String> {
     match name.strip_suffix(BESIDE) {
         None => Ok((name, false)),
-        Some(gpu) if gpu.starts_with(VULKAN) => Ok((gpu, true)),
-        Some(other) => Err(format!(
-            "\"{other}{BESIDE}\" is no device: {BESIDE} stands behind a GPU's name, as in vulkan:0{BESIDE}"
-        )),
+        Some(gpu) if kind_of(gpu).is_some() => Ok((gpu, true)),
+        Some(other) => {
+            let example = KINDS.first().map_or("", |kind| kind.prefix);
+            Err(format!(
+                "\"{other}{BESIDE}\" is no device: {BESIDE} stands behind a GPU's name, as in {example}:0{BESIDE}"
+            ))
+        }
     }
 }
 
@@ -102,7 +111,7 @@ mod tests {
         for name in ["cpu", "avx2", "vulkan:0", "vulkan:12"] {
             assert_eq!(read(name).unwrap().to_string(), name);
         }
-        assert_eq!(read("vulkan"), Ok(DeviceName::Vulkan(0)));
+        assert_eq!(read("vulkan"), read("vulkan:0"));
         assert_eq!(split_beside("vulkan:1+cpu"), Ok(("vulkan:1", true)));
         assert_eq!(split_beside("cpu"), Ok(("cpu", false)));
         assert!(split_beside("auto+cpu").unwrap_err().contains("vulkan:0+cpu"));

@@ -2,15 +2,15 @@
 //! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers. With fast math,
 //! products of many rows have other bits; they are held to what they may be off.
 
-use std::sync::Arc;
-
-use brigade_gpu::{Decay, DeltaShape, Gpu, GpuError, KeyHeads};
-
 use super::{Device, Rows};
 use crate::batch::PageId;
-use crate::kernels::{DeviceError, KernelError, KvLayout, KvType, ValuePlace, unfused};
+use crate::kernels::{
+    Decay, DeltaShape, DeviceError, DeviceFault, KernelError, KeyHeads, KvLayout, KvType,
+    ValuePlace, unfused,
+};
 use crate::ops::{
-    Attend, AttendOver, AttendPart, AttendVariant, DeltaRows, DeltaScan, KvRows, KvWrite, ScanPart,
+    Attend, AttendOver, AttendPart, AttendVariant, DeltaRows, DeltaScan, DeviceFacts, KvRows,
+    KvWrite, OpenDevice, ScanPart,
 };
 use crate::quant::GgmlType;
 
@@ -38,17 +38,14 @@ const MANY_ROWS_ON_UNITS: [Case; 2] =
 /// How far products with fast math may be from the CPU's, by their norm: these read rows in 8 bits, and are 0.5 % off.
 const FAR_OFF: f64 = 0.02;
 
-/// Compares the GPU with the CPU.
+/// Compares the device with the CPU.
 ///
 /// # Errors
-/// [`GpuError::OtherBits`] with what to do; the GPU has no memory for the test, or fails.
-pub(super) fn test(gpu: &Arc<Gpu>) -> Result<(), KernelError> {
+/// It has other bits: what to do; it has no memory for the test, or fails.
+pub(super) fn test(open: &OpenDevice) -> Result<(), KernelError> {
     let here = Device::cpu(unfused(), 1, None)?;
-    let there = Device::beside_host(gpu.clone(), "tested", 1, None)?;
-    let facts = gpu.facts();
-    let (device, driver) = (facts.name.clone(), facts.driver_text());
-    let units = !facts.matrices.is_empty();
-    let many_rows = match (gpu.has_fast_math(), units) {
+    let there = Device::beside_host(open.device.clone(), "tested", 1, None)?;
+    let many_rows = match (there.has_fast_math(), open.facts.units.any) {
         (true, _) => &[][..],
         (false, true) => &MANY_ROWS_ON_UNITS,
         (false, false) => &MANY_ROWS,
@@ -56,12 +53,32 @@ pub(super) fn test(gpu: &Arc<Gpu>) -> Result<(), KernelError> {
     let differs = first_difference(&here, &there, CASES.iter().chain(many_rows))?;
     there.finish()?;
     if let Some(op) = differs {
-        return Err(DeviceError::from(GpuError::OtherBits { device, driver, op, units }).into());
+        return Err(other_bits(&open.facts, op).into());
     }
-    let far = if gpu.has_fast_math() { first_far_off(&here, &there)? } else { None };
+    let far = if there.has_fast_math() { first_far_off(&here, &there)? } else { None };
     there.finish()?;
-    let far_off = |op| DeviceError::from(GpuError::FarOff { device, driver, op });
-    far.map_or(Ok(()), |op| Err(far_off(op).into()))
+    far.map_or(Ok(()), |op| Err(far_off(&open.facts, op).into()))
+}
+
+/// It does not compute what it has to.
+fn other_bits(facts: &DeviceFacts, op: &str) -> DeviceError {
+    let (device, driver) = (&facts.name, facts.driver_text());
+    let less = if facts.units.any { ", try --no-coopmat" } else { "" };
+    let text = format!(
+        "GPU {device} with driver {driver} computes other bits than stated in {op}: install another version of the driver{less}, or use \
+         --device cpu"
+    );
+    DeviceError { fault: DeviceFault::Unfit, text }
+}
+
+/// Its matrix units for f16 compute something else than products.
+fn far_off(facts: &DeviceFacts, op: &str) -> DeviceError {
+    let (device, driver) = (&facts.name, facts.driver_text());
+    let text = format!(
+        "GPU {device} with driver {driver} is far off in {op} with --fast-math: start without --fast-math, or install another version \
+         of the driver"
+    );
+    DeviceError { fault: DeviceFault::Unfit, text }
 }
 
 /// The first case in which two devices give other bits.

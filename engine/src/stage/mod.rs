@@ -156,7 +156,7 @@ impl Stage {
     }
 
     /// Time that each kernel of the GPU took since the last call. Empty unless kernels are timed
-    /// ([`GpuOptions::timed`](crate::device::GpuOptions::timed)).
+    /// ([`DeviceOptions::timed`](crate::device::DeviceOptions::timed)).
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.device.kernel_times()
     }

@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{Device, DeviceName, Devices, GpuOptions, Visits};
+use brigade_engine::device::{Device, DeviceName, DeviceOptions, Devices, Visits};
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
@@ -31,11 +31,11 @@ static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
 
 /// GPUs as cards are used that have a memory of their own, whatever they are.
 static APART: LazyLock<Devices> =
-    LazyLock::new(|| Devices::new(GpuOptions { apart: true, ..GpuOptions::default() }));
+    LazyLock::new(|| Devices::new(DeviceOptions { apart: true, ..DeviceOptions::default() }));
 
 /// GPUs compute products of many rows in f16.
 static FAST: LazyLock<Devices> =
-    LazyLock::new(|| Devices::new(GpuOptions { fast_math: true, ..GpuOptions::default() }));
+    LazyLock::new(|| Devices::new(DeviceOptions { fast_math: true, ..DeviceOptions::default() }));
 
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
@@ -130,7 +130,7 @@ impl Default for LineConfig {
 /// If this machine has no table of that name; the message lists those that it has.
 pub fn serving() -> &'static Kernels {
     match device_name() {
-        DeviceName::Vulkan(_) => kernels::unfused(),
+        DeviceName::Accelerator { .. } => kernels::unfused(),
         DeviceName::Cpu(table) => kernels::select(table.as_deref())
             .unwrap_or_else(|problem| panic!("{FORCE_KERNELS}: {problem}")),
     }
@@ -166,7 +166,7 @@ pub fn kernels_option() -> Vec<&'static str> {
     match (forced(), device_name()) {
         (None, _) => Vec::new(),
         (Some(_), DeviceName::Cpu(_)) => vec!["--kernels", serving().name],
-        (Some(_), DeviceName::Vulkan(_)) => {
+        (Some(_), DeviceName::Accelerator { .. }) => {
             static GPU: LazyLock<String> = LazyLock::new(|| device_name().to_string());
             vec!["--device", &GPU]
         }

@@ -1,5 +1,5 @@
 //! The cost of changes, in files: how many files of the product name a setting of sampling, and whether each patch of
-//! `tests/changes` touches only the files that it lists. `.ci/changes` compiles those patches.
+//! `tests/changes` touches only as many files and lines as its head allows. `.ci/changes` compiles those patches.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -125,6 +125,39 @@ fn head<'a>(patch: &'a str, name: &str) -> Option<&'a str> {
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
+/// A file that a patch touches.
+#[derive(Debug, PartialEq, Eq)]
+struct Touched<'a> {
+    file: &'a str,
+    /// Lines that are added or removed. One that is changed counts twice.
+    n_lines: usize,
+}
+
+fn touched(patch: &str) -> Vec<Touched<'_>> {
+    let (mut all, mut is_in_lines) = (Vec::<Touched<'_>>::new(), false);
+    for line in patch.lines() {
+        if let Some(files) = line.strip_prefix("diff --git a/") {
+            let file = files.split(" b/").next().unwrap_or_default();
+            all.push(Touched { file, n_lines: 0 });
+            is_in_lines = false;
+        }
+        is_in_lines |= line.starts_with("@@ ");
+        let is_changed = is_in_lines && line.starts_with(['+', '-']);
+        if let Some(last) = all.last_mut().filter(|_| is_changed) {
+            last.n_lines += 1;
+        }
+    }
+    all
+}
+
+#[test]
+fn lines_of_patches_are_counted() {
+    let patch = "Change: one\n\ndiff --git a/one.rs b/one.rs\n--- a/one.rs\n+++ b/one.rs\n@@ -1,2 +1,2 @@\n kept\n-old\n+new\n\
+                 diff --git a/two.rs b/two.rs\nnew file mode 100644\n--- /dev/null\n+++ b/two.rs\n@@ -0,0 +1 @@\n+all\n";
+    let of = |file, n_lines| Touched { file, n_lines };
+    assert_eq!(touched(patch), [of("one.rs", 2), of("two.rs", 1)]);
+}
+
 #[test]
 fn patches_touch_what_their_heads_allow() {
     let (mut patches, mut wrong) = (Vec::new(), Vec::new());
@@ -138,14 +171,19 @@ fn patches_touch_what_their_heads_allow() {
             continue;
         };
         let folder = head(&patch, "Folder").map(|folder| format!("{folder}/"));
-        let touched = patch.lines().filter_map(|line| line.strip_prefix("diff --git a/"));
-        let touched = touched.filter_map(|line| line.split(" b/").next());
-        let touched: Vec<&str> = touched
-            .filter(|file| folder.as_ref().is_none_or(|folder| !file.starts_with(folder)))
+        let touched: Vec<Touched<'_>> = touched(&patch)
+            .into_iter()
+            .filter(|of| folder.as_ref().is_none_or(|folder| !of.file.starts_with(folder)))
             .collect();
         println!("{name}: {} files of at most {most}: {touched:?}", touched.len());
         if touched.is_empty() || touched.len() > most {
             wrong.push(format!("{name}: {} files, at most {most}: {touched:?}", touched.len()));
+        }
+        let n_lines: usize = touched.iter().map(|of| of.n_lines).sum();
+        match head(&patch, "Lines").map(str::parse::<usize>) {
+            None if folder.is_none() => {}
+            Some(Ok(most)) if n_lines <= most => println!("{name}: {n_lines} lines of {most}"),
+            most => wrong.push(format!("{name}: {n_lines} lines, at most {most:?}: {touched:?}")),
         }
     }
     assert!(wrong.is_empty(), "these changes cost too much:\n  {}", wrong.join("\n  "));

@@ -40,7 +40,6 @@ const ROOMS: &[(&str, &[&str])] = &[
         &[
             "error",
             "lock",
-            "options",
             "vulkan",
             "memory",
             "pipelines",
@@ -51,6 +50,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "operands",
             "ops",
             "accelerator",
+            "kind",
         ],
     ),
     (
@@ -91,7 +91,17 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "engine/src/device",
-        &["name", "accelerator", "rows", "ops", "experts", "probe", "self_test", "devices"],
+        &[
+            "kinds",
+            "name",
+            "accelerator",
+            "rows",
+            "ops",
+            "experts",
+            "probe",
+            "self_test",
+            "devices",
+        ],
     ),
     (
         "engine/synth/src",

@@ -101,7 +101,7 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
     if !line.worker.is_empty() {
         return Ok(Vec::new());
     }
-    if let Ok(gpu @ DeviceName::Vulkan(_)) = table.parse() {
+    if let Ok(gpu @ DeviceName::Accelerator { .. }) = table.parse() {
         let speed = Devices::default().open(&gpu, 1, None)?.copy_speed()?;
         let memory_gb_per_second = speed.context("a GPU that copies nothing")? / 1e9;
         return Ok(vec![Limits { threads: 1, memory_gb_per_second, peaks: None }]);

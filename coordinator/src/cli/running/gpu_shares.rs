@@ -4,11 +4,12 @@
 //! would be given more layers than there is room for. A worker that is started again would find only the memory that
 //! the others leave, which may be less than it had.
 
-use brigade_engine::device::{DeviceName, DeviceWish, GpuFacts, GpuKind, gpus, split_beside};
+use brigade_engine::device::{DeviceClass, DeviceName, DeviceWish, Listed, list, split_beside};
 use brigade_worker::machine::memory::RESERVE_BYTES;
 
 /// The properties of a GPU that matter here.
 struct Card {
+    name: DeviceName,
     free_bytes: u64,
     /// Whether `auto` may come to it.
     is_hardware: bool,
@@ -20,11 +21,12 @@ pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
     let wishes: Vec<DeviceWish> = (0..count).map(|index| wish(devices, index)).collect();
     let n_on_gpus = wishes.iter().filter(|wish| !is_cpu(wish)).count();
     // Nothing is asked of a GPU where none can be shared.
-    match (n_on_gpus > 1).then(gpus) {
-        Some(Ok(found)) => shares(&wishes, &found.iter().map(Card::of).collect::<Vec<_>>()),
-        // Workers report themselves why a GPU cannot be used.
-        Some(Err(_)) | None => vec![None; count],
+    if n_on_gpus < 2 {
+        return vec![None; count];
     }
+    // Workers report themselves why a GPU cannot be used.
+    let (found, _) = list();
+    shares(&wishes, &found.iter().map(Card::of).collect::<Vec<_>>())
 }
 
 /// The device for a worker. An invalid name is refused when the worker starts.
@@ -38,17 +40,17 @@ fn is_cpu(wish: &DeviceWish) -> bool {
 }
 
 impl Card {
-    fn of(facts: &GpuFacts) -> Self {
-        let is_hardware = facts.kind != GpuKind::Software && facts.refused.is_none();
-        Self { free_bytes: facts.free_bytes, is_hardware }
+    fn of(listed: &Listed) -> Self {
+        let facts = &listed.facts;
+        let is_hardware = facts.class != DeviceClass::Software && facts.refused.is_none();
+        Self { name: listed.name(), free_bytes: facts.free_bytes, is_hardware }
     }
 }
 
 fn shares(wishes: &[DeviceWish], cards: &[Card]) -> Vec<Option<u64>> {
     let index = |wish: &DeviceWish| match wish {
         DeviceWish::Auto => cards.iter().position(|card| card.is_hardware),
-        DeviceWish::Named(DeviceName::Vulkan(index)) => Some(*index),
-        DeviceWish::Named(DeviceName::Cpu(_)) => None,
+        DeviceWish::Named(name) => cards.iter().position(|card| card.name == *name),
     };
     let indices: Vec<Option<usize>> = wishes.iter().map(index).collect();
     let share = |of: &Option<usize>| {
@@ -65,8 +67,12 @@ mod tests {
 
     #[test]
     fn workers_of_one_gpu_share_what_is_free() {
-        let card = |gib: u64, is_hardware| Card { free_bytes: gib << 30, is_hardware };
-        let cards = [card(2, false), card(80, true), card(24, true)];
+        let card = |name: &str, gib: u64, is_hardware| {
+            let name = name.parse().unwrap();
+            Card { name, free_bytes: gib << 30, is_hardware }
+        };
+        let cards =
+            [card("vulkan:0", 2, false), card("vulkan:1", 80, true), card("vulkan:2", 24, true)];
         let shares = |names: &[&str]| {
             let wishes: Vec<DeviceWish> = names.iter().map(|name| name.parse().unwrap()).collect();
             shares(&wishes, &cards)

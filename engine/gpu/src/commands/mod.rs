@@ -12,11 +12,10 @@ use ash::vk;
 use crate::error::GpuError;
 use crate::memory::staging::{Chunk, Staging};
 use crate::memory::upload::Uploads;
-use crate::options::GpuOptions;
 use crate::pipelines::shader::MAX_PUSH;
 use crate::vulkan::logical::Device;
 use batch::Batch;
-use brigade_ops::{Handed, KernelTime};
+use brigade_ops::{DeviceOptions, Handed, KernelTime};
 use dispatch::Work;
 use recorded::Recorded;
 use timeline::Timeline;
@@ -55,7 +54,7 @@ pub(crate) struct Recorder {
     lose_after: Option<u64>,
     pub(crate) uploads: Uploads,
     staging: Staging,
-    /// Timer of kernels, with [`GpuOptions::timed`].
+    /// Timer of kernels, with [`DeviceOptions::timed`].
     timer: Option<Timer>,
 }
 
@@ -63,7 +62,7 @@ impl Recorder {
     pub(crate) fn new(
         device: &Device,
         timeline: Timeline,
-        options: &GpuOptions,
+        options: &DeviceOptions,
     ) -> Result<Self, GpuError> {
         let raw = &device.raw;
         let info = vk::CommandPoolCreateInfo::default()

@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use ash::{ext, khr, vk};
+use brigade_ops::DeviceClass;
 
 use super::drivers::{Verdict, verdict};
 use super::instance::Instance;
@@ -19,8 +20,8 @@ pub struct GpuFacts {
     pub driver_version: String,
     /// The Vulkan version, as `1.3.230`.
     pub api_version: String,
-    /// Kind of the device.
-    pub kind: GpuKind,
+    /// The class of the device.
+    pub kind: DeviceClass,
     /// Bytes of its own memory.
     pub device_bytes: u64,
     /// Bytes of its own memory that the host can write: all of it, or a small window.
@@ -42,33 +43,6 @@ pub struct GpuFacts {
     /// Reason why it is not used at all: a known fault of its driver.
     pub refused: Option<&'static str>,
     pub(crate) limits: Limits,
-}
-
-/// The sort of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuKind {
-    /// A card with memory of its own.
-    Discrete,
-    /// A part of the processor, with its memory.
-    Integrated,
-    /// Lent by a virtual machine's host.
-    Virtual,
-    /// The processor itself, through a driver in software.
-    Software,
-    /// A device of another kind.
-    Other,
-}
-
-impl std::fmt::Display for GpuKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Discrete => "discrete",
-            Self::Integrated => "integrated",
-            Self::Virtual => "virtual",
-            Self::Software => "software",
-            Self::Other => "other",
-        })
-    }
 }
 
 /// One product of matrix units: `[m, k]` times `[k, n]`, added to `[m, n]`.
@@ -135,11 +109,6 @@ pub(crate) struct Identity {
 }
 
 impl GpuFacts {
-    /// Whether its memory is the host's.
-    pub fn shares_host_memory(&self) -> bool {
-        matches!(self.kind, GpuKind::Integrated | GpuKind::Software)
-    }
-
     /// Whether matrix units multiply signed bytes.
     pub fn has_int8_units(&self) -> bool {
         self.matrices.iter().any(|shape| shape.factors == MatrixType::I8)
@@ -351,13 +320,13 @@ fn matrix_type(of: vk::ComponentTypeKHR) -> MatrixType {
     }
 }
 
-fn kind(of: vk::PhysicalDeviceType) -> GpuKind {
+fn kind(of: vk::PhysicalDeviceType) -> DeviceClass {
     match of {
-        vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
-        vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
-        vk::PhysicalDeviceType::VIRTUAL_GPU => GpuKind::Virtual,
-        vk::PhysicalDeviceType::CPU => GpuKind::Software,
-        _ => GpuKind::Other,
+        vk::PhysicalDeviceType::DISCRETE_GPU => DeviceClass::Discrete,
+        vk::PhysicalDeviceType::INTEGRATED_GPU => DeviceClass::Integrated,
+        vk::PhysicalDeviceType::VIRTUAL_GPU => DeviceClass::Virtual,
+        vk::PhysicalDeviceType::CPU => DeviceClass::Software,
+        _ => DeviceClass::Other,
     }
 }
 

@@ -1,7 +1,9 @@
 //! Helpers that the tests of all families share.
 
 use brigade_engine::kernels::{Compute, select};
-use brigade_gpu::{Gpu, GpuBuffer, GpuKind, GpuOptions, KvType, Purpose, RowForm, WeightType as W};
+use brigade_gpu::{
+    DeviceClass, DeviceOptions, Gpu, GpuBuffer, KvType, Purpose, RowForm, WeightType as W,
+};
 use brigade_quant::GgmlType;
 
 /// All quantised types of weights, as the engine and as the GPU calls them.
@@ -44,7 +46,7 @@ pub fn in_turn<T: Copy>(shapes: &[T]) -> impl Iterator<Item = (T, KvType)> {
 /// Whether tests have all pairs of types, shapes and variants: on a GPU, and at night (`BRIGADE_TEST_ALL_PAIRS`) on drivers in
 /// software too, which compile each pair for seconds.
 pub fn all_pairs(gpu: &Gpu) -> bool {
-    let is_slow = gpu.facts().kind == GpuKind::Software;
+    let is_slow = gpu.facts().kind == DeviceClass::Software;
     !is_slow || std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some()
 }
 
@@ -61,7 +63,7 @@ pub fn shapes_in_turn<'a, T>(
 
 /// The first device, or a line that says that there is none.
 pub fn gpu() -> Option<Gpu> {
-    match Gpu::open(0, &GpuOptions::default()) {
+    match Gpu::open(0, &DeviceOptions::default()) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
             println!("skipped: no Vulkan device ({error})");
@@ -72,7 +74,7 @@ pub fn gpu() -> Option<Gpu> {
 
 /// The first device with fast math, or a line that says that it has not what it takes.
 pub fn fast_gpu() -> Option<Gpu> {
-    match Gpu::open(0, &GpuOptions { fast_math: true, ..GpuOptions::default() }) {
+    match Gpu::open(0, &DeviceOptions { fast_math: true, ..DeviceOptions::default() }) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
             println!("skipped: no fast math ({error})");

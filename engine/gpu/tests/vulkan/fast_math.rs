@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_engine::kernels::{ChooseBy, Compute, ExpertChoice, PackedMatrix};
 use brigade_gpu::{
-    ExpertWeights, FormedExpertProduct, Gpu, GpuBuffer, GpuError, GpuOptions, Purpose, RowForm,
+    DeviceOptions, ExpertWeights, FormedExpertProduct, Gpu, GpuBuffer, GpuError, Purpose, RowForm,
     Span, WeightType as W,
 };
 use brigade_ops::{ExpertRows, Weights};
@@ -374,7 +374,8 @@ fn check_experts(
 #[test]
 fn without_units_fast_math_is_refused() {
     let Some(gpu) = crate::common::gpu() else { return };
-    let options = |matrix_units| GpuOptions { fast_math: true, matrix_units, ..Default::default() };
+    let options =
+        |matrix_units| DeviceOptions { fast_math: true, matrix_units, ..Default::default() };
     let refused = |matrix_units| match Gpu::open(0, &options(matrix_units)) {
         Ok(_) => None,
         Err(error @ GpuError::NoHalfUnits { .. }) => Some(error.to_string()),

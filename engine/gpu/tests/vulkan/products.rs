@@ -1,7 +1,7 @@
 //! Products beside the CPU's, bit for bit, for every type of weights.
 
 use brigade_engine::kernels::{Compute, PackedMatrix};
-use brigade_gpu::{FormedProduct, Gpu, GpuBuffer, GpuOptions, Purpose, Span, WeightType};
+use brigade_gpu::{DeviceOptions, FormedProduct, Gpu, GpuBuffer, Purpose, Span, WeightType};
 use brigade_ops::{Accelerator, Fill, Weights};
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
@@ -316,7 +316,7 @@ fn a_nan_or_infinity_shows_in_every_output_of_its_row_and_in_no_other() {
 #[test]
 fn weights_are_packed_to_used_memory_as_to_new() {
     let Some(seen) = gpu() else { return };
-    let apart = GpuOptions { apart: true, ..GpuOptions::default() };
+    let apart = DeviceOptions { apart: true, ..DeviceOptions::default() };
     let apart = Gpu::open(0, &apart).expect("it was opened before");
     let (compute, mut random) =
         (Compute::new(compute().kernels(), 2, None).expect("a thread"), Random(11));

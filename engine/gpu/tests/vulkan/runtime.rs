@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use brigade_gpu::{Gpu, GpuError, GpuOptions, Purpose};
+use brigade_gpu::{DeviceOptions, Gpu, GpuError, Purpose};
 
 use crate::common::{Random, bytes_of, gpu, on, values_of};
 
@@ -18,7 +18,7 @@ fn devices_tell_what_they_are() {
 #[test]
 fn a_device_that_is_not_there_is_an_error() {
     if let Ok(devices) = Gpu::devices() {
-        let error = Gpu::open(devices.len(), &GpuOptions::default()).unwrap_err();
+        let error = Gpu::open(devices.len(), &DeviceOptions::default()).unwrap_err();
         assert!(matches!(error, GpuError::NoDevice { .. }), "{error}");
     }
 }
@@ -90,7 +90,7 @@ fn uploads_stay_until_the_next_finish() {
 /// More bytes than the ring of chunks has, odd pieces of them, and ops between.
 #[test]
 fn bytes_come_to_memory_that_the_host_does_not_see_and_back() {
-    let options = GpuOptions { apart: true, ..GpuOptions::default() };
+    let options = DeviceOptions { apart: true, ..DeviceOptions::default() };
     let Ok(gpu) = Gpu::open(0, &options) else { return };
     let mut random = Random(9);
     let bytes: Vec<u8> = (0..(60 << 20) / 8).flat_map(|_| random.bits().to_le_bytes()).collect();
@@ -122,7 +122,7 @@ fn bytes_come_to_memory_that_the_host_does_not_see_and_back() {
 /// a chunk.
 #[test]
 fn bytes_are_filled_piece_by_piece() {
-    let options = GpuOptions { apart: true, ..GpuOptions::default() };
+    let options = DeviceOptions { apart: true, ..DeviceOptions::default() };
     let Ok(apart) = Gpu::open(0, &options) else { return };
     let Some(seen) = gpu() else { return };
     let word = |seed: u32, i: usize| (i as u32).wrapping_mul(0x9e37_79b1) ^ seed;
@@ -203,7 +203,7 @@ fn threads_may_share_a_device() {
 #[test]
 fn a_limit_on_memory_is_kept_and_what_is_idle_makes_room() {
     let limit = Some(96 << 20);
-    let options = GpuOptions { memory_limit: limit, ..GpuOptions::default() };
+    let options = DeviceOptions { memory_limit: limit, ..DeviceOptions::default() };
     let Ok(gpu) = Gpu::open(0, &options) else { return };
     let error = gpu.buffer(200 << 20, Purpose::Weights).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { limit: Some(_), .. }), "{error}");
@@ -226,7 +226,7 @@ fn results_are_written_by_the_device_and_read_by_the_host() {
 
 #[test]
 fn a_device_that_does_not_come_on_is_an_error_that_sticks() {
-    let options = GpuOptions { patience: Duration::ZERO, ..GpuOptions::default() };
+    let options = DeviceOptions { patience: Duration::ZERO, ..DeviceOptions::default() };
     let Ok(gpu) = Gpu::open(0, &options) else { return };
     let mut x = gpu.buffer(64 << 20, Purpose::Activations).unwrap();
     (0..20).for_each(|_| gpu.tanh(x.span_mut()));
@@ -248,7 +248,8 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn kernels_are_kept_and_a_damaged_file_is_made_anew() {
     let folder = folder("cache");
-    let options = GpuOptions { pipeline_cache: Some(folder.clone()), ..GpuOptions::default() };
+    let options =
+        DeviceOptions { pipeline_cache: Some(folder.clone()), ..DeviceOptions::default() };
     let work = || {
         let gpu = Gpu::open(0, &options).ok()?;
         let mut x = on(&gpu, &[4.0; 100]);

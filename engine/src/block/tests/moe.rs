@@ -351,7 +351,8 @@ fn experts_in_every_variant_match_f64() {
 #[test]
 fn experts_on_a_gpu_have_the_bits_of_unfused_and_wait_for_nothing() {
     let devices = Devices::default();
-    let gpu = || devices.open(&DeviceName::Vulkan(0), 2, None);
+    let name: DeviceName = "vulkan:0".parse().unwrap();
+    let gpu = || devices.open(&name, 2, None);
     if let Err(reason) = gpu() {
         println!("skipped: {reason}");
         return;

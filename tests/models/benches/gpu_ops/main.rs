@@ -11,7 +11,7 @@
 //! --fast-math                           products of many rows in f16
 //! ```
 //!
-//! It prints Markdown. Times are the device's own ([`GpuOptions::timed`]), unless a column says that the host's clock was read.
+//! It prints Markdown. Times are the device's own ([`DeviceOptions::timed`]), unless a column says that the host's clock was read.
 
 mod memory;
 mod models;
@@ -19,7 +19,7 @@ mod ops;
 mod random;
 mod warm;
 
-use brigade_gpu::{Gpu, GpuOptions};
+use brigade_gpu::{DeviceOptions, Gpu};
 use warm::Warm;
 
 struct Options {
@@ -59,10 +59,15 @@ impl Options {
     }
 
     /// Options for the GPU.
-    fn of_gpu(&self, timed: bool) -> GpuOptions {
+    fn of_gpu(&self, timed: bool) -> DeviceOptions {
         let folder = std::env::temp_dir().join("brigade-gpu-ops");
         let pipeline_cache = Some(folder);
-        GpuOptions { timed, fast_math: self.fast_math, pipeline_cache, ..GpuOptions::default() }
+        DeviceOptions {
+            timed,
+            fast_math: self.fast_math,
+            pipeline_cache,
+            ..DeviceOptions::default()
+        }
     }
 
     fn open(&self, timed: bool) -> Result<Gpu, String> {

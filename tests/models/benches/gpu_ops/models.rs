@@ -95,8 +95,8 @@ fn print((n_parts, n_rows): (usize, usize), took: f64, times: &[KernelTime]) {
 fn load(options: &Options, model: &Arc<Gguf>, timed: bool) -> Result<Stage, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let devices = Devices::new(options.of_gpu(timed));
-    let device =
-        devices.open(&DeviceName::Vulkan(options.device), 8, None).map_err(|e| text(&e))?;
+    let name: DeviceName = format!("vulkan:{}", options.device).parse()?;
+    let device = devices.open(&name, 8, None).map_err(|e| text(&e))?;
     let described = brigade_models::described(model).map_err(|error| text(&error))?;
     let n_slots = 32;
     let config = StageConfig {

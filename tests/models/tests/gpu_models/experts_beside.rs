@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{DeviceName, Devices, ExpertCounts, Visits, gpus};
+use brigade_engine::device::{Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
@@ -295,7 +295,7 @@ fn layers_whose_experts_move_are_loaded_anew() {
             source.clone(),
             0..4,
             config,
-            devices.open(&DeviceName::Vulkan(0), 1, None).unwrap(),
+            devices.open(&"vulkan:0".parse().unwrap(), 1, None).unwrap(),
             &mut kept,
             &mut |_| {},
         )

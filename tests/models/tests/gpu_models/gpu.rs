@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
-use brigade_engine::device::{DeviceName, Devices, GpuKind, GpuOptions, gpus};
+use brigade_engine::device::{DeviceClass, DeviceName, DeviceOptions, Devices, gpus};
 use brigade_engine::kernels::NUMERICS_UNFUSED;
 use brigade_gguf::Gguf;
 use brigade_model_tests::each::each;
@@ -90,7 +90,7 @@ const EACH_KIND: [&str; 55] = [
 /// Whether a model is run here and now.
 fn is_run(name: &str) -> bool {
     let gpus = gpus().unwrap_or_default();
-    let is_slow = gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Software);
+    let is_slow = gpus.first().is_some_and(|gpu| gpu.class == DeviceClass::Software);
     let all = !is_slow || std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some();
     all || EACH_KIND.contains(&name)
 }
@@ -244,7 +244,7 @@ const QUANT_LIMIT: f64 = 3e-2;
 /// A device without matrix units for f16 has no fast math, and a line says so.
 fn no_fast_math() -> bool {
     let found = gpus().unwrap_or_default();
-    let has = found.first().is_some_and(|facts| facts.has_f16_units());
+    let has = found.first().is_some_and(|facts| facts.units.f16);
     if !has {
         println!("skipped: the first GPU has no f16 matrix units");
     }
@@ -285,8 +285,8 @@ fn fast_math_has_numerics_of_its_own() {
     if no_fast_math() {
         return;
     }
-    let gpu = DeviceName::Vulkan(0);
-    let devices = |fast_math| Devices::new(GpuOptions { fast_math, ..GpuOptions::default() });
+    let gpu: DeviceName = "vulkan:0".parse().unwrap();
+    let devices = |fast_math| Devices::new(DeviceOptions { fast_math, ..DeviceOptions::default() });
     let number = |fast_math| devices(fast_math).numerics(&gpu).unwrap();
     assert_eq!(number(false), NUMERICS_UNFUSED);
     let fast = number(true);
@@ -300,7 +300,7 @@ fn fast_math_has_numerics_of_its_own() {
 }
 
 fn a_cpu_has_no_fast_math() {
-    let devices = Devices::new(GpuOptions { fast_math: true, ..GpuOptions::default() });
+    let devices = Devices::new(DeviceOptions { fast_math: true, ..DeviceOptions::default() });
     let refusal = devices.check(&DeviceName::Cpu(None)).unwrap_err().to_string();
     assert!(refusal.contains("start without --fast-math"), "{refusal}");
 }

@@ -10,8 +10,11 @@ fn both() -> Option<[Device; 2]> {
         println!("skipped: {reason}");
         return None;
     }
-    let open = |name| Devices::default().open(&name, 1, None).unwrap();
-    Some([open(DeviceName::Vulkan(0)), open(DeviceName::Cpu(Some("unfused".to_string())))])
+    let open = |name: &str| {
+        let name: DeviceName = name.parse().unwrap();
+        Devices::default().open(&name, 1, None).unwrap()
+    };
+    Some([open("vulkan:0"), open("unfused")])
 }
 
 /// Rows where the device has its own, of values that differ.

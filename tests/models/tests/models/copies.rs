@@ -20,7 +20,7 @@ const LEN: usize = KV_PAGE + 13;
 fn models(golden: &Golden) -> Vec<Named<'_>> {
     match device_name() {
         DeviceName::Cpu(_) => unquantised(golden).collect(),
-        DeviceName::Vulkan(_) => one_of_each_memory(golden),
+        DeviceName::Accelerator { .. } => one_of_each_memory(golden),
     }
 }
 

@@ -117,7 +117,7 @@ fn tokens(n: usize, seed: u64) -> Vec<u32> {
 fn continued(seed: u64) -> (Vec<u32>, usize) {
     let (n, head) = match line::device_name() {
         DeviceName::Cpu(_) => (300, 170),
-        DeviceName::Vulkan(_) => (160, 135),
+        DeviceName::Accelerator { .. } => (160, 135),
     };
     (tokens(n, seed), head)
 }

@@ -1,11 +1,13 @@
 //! The choice of a product's kernel and of its cut, by rows, type and device. Without fast math, no bit depends on it.
 
+use brigade_ops::DeviceClass;
+
 use super::LANES;
 use super::format::{Format, WeightType};
 use super::forms::{FEW_ROWS, RowForm};
 use crate::device::lines;
 use crate::pipelines::shader::{Shader, shader};
-use crate::vulkan::facts::{GpuFacts, GpuKind, MatrixShape, MatrixType};
+use crate::vulkan::facts::{GpuFacts, MatrixShape, MatrixType};
 
 static FEW: Shader = shader!("product_few");
 static MANY: Shader = shader!("product_many");
@@ -49,7 +51,7 @@ impl Kernel {
         if n_rows <= FEW_ROWS {
             return Self::of_few(factors.ty, n_rows.next_power_of_two(), panels);
         }
-        let enough = if facts.kind == GpuKind::Software { 1 } else { ENOUGH };
+        let enough = if facts.kind == DeviceClass::Software { 1 } else { ENOUGH };
         let units = Units::of(facts, factors);
         if let Some(units) = units.filter(|units| units.pay(n_rows * panels)) {
             let rows = units.rows(n_rows, panels, enough);
@@ -144,7 +146,7 @@ impl Units {
         let shape = facts.matrices.iter().filter(fits).max_by_key(useful)?;
         let MatrixShape { m, n, k, .. } = *shape;
         let subgroups = (INVOCATIONS / facts.limits.subgroup).max(1);
-        let least = if facts.kind == GpuKind::Software { 1 } else { WORTH_UNITS };
+        let least = if facts.kind == DeviceClass::Software { 1 } else { WORTH_UNITS };
         Some(Self { format, m, n, k, subgroups, least })
     }
 

@@ -4,7 +4,7 @@
 //! columns, and in f32 between blocks, which are added in their order; float ones in f32, in runs of 256 columns. So a
 //! row's bits depend on nothing but the row.
 //!
-//! With [fast math](crate::GpuOptions::fast_math), products of more than eight rows are computed in f16 by matrix units,
+//! With [fast math](crate::DeviceOptions::fast_math), products of more than eight rows are computed in f16 by matrix units,
 //! except of weights in F32 and BF16. Their bits are the device's own, and depend on how many rows are together.
 
 pub(crate) mod expert_work;
