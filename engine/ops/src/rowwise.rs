@@ -107,8 +107,8 @@ pub struct DecayFactors<'a, P: Place> {
     pub bias: P::Read<'a, f32>,
     /// One row: factors in the exponent.
     pub rates: P::Read<'a, f32>,
-    /// Bound of the exponent, below 0, with which no factor is smaller than `e^bound`: `x = exp(bound * sigmoid(-rates
-    /// * (x + bias)))`.
+    /// Bound of the exponent, below 0, with which no factor is smaller than `e^bound`:
+    /// `x = exp(bound * sigmoid(-rates * (x + bias)))`.
     pub bound: Option<f32>,
 }
 
