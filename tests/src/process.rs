@@ -70,7 +70,8 @@ pub fn use_binary(path: &str) {
 
 /// The binary that was built with the test program.
 ///
-/// # Panics If its place was not set.
+/// # Panics
+/// If its place was not set.
 pub fn brigade() -> PathBuf {
     BINARY.get().expect("main calls `use_binary`").clone()
 }

@@ -205,7 +205,8 @@ impl Somebody {
 
     /// Dials a process of that role.
     ///
-    /// # Errors One of the two does not accept the other's certificate, or there is no server.
+    /// # Errors
+    /// One of the two does not accept the other's certificate, or there is no server.
     pub async fn dial(&self, address: &Address, role: Role) -> Result<Connection, NetError> {
         let network = Network::with_credentials(self.credentials.clone(), false);
         network.dial(address, Some(Expected { role, key: None })).await

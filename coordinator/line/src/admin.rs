@@ -381,7 +381,8 @@ async fn serve(stream: UnixStream, admin: Admin) {
 
 /// Puts a question to the cluster whose socket is at `path`.
 ///
-/// # Errors No process answers there, or [`Refused`].
+/// # Errors
+/// No process answers there, or [`Refused`].
 pub async fn ask_at(path: &Path, question: &Question) -> Result<Answer, Refused> {
     let no_answer = |error: &dyn std::fmt::Display| {
         Refused(format!("no coordinator answers at {}: {error}", path.display()))

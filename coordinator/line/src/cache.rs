@@ -50,7 +50,8 @@ impl Cache {
 
     /// Drops the kept prompts of `owner`, by its name, or of all owners.
     ///
-    /// # Errors No key has this name; there is no line; a worker did not do it.
+    /// # Errors
+    /// No key has this name; there is no line; a worker did not do it.
     pub async fn drop_of(&self, owner: &str) -> Result<Dropped, String> {
         let number = match owner {
             ALL => None,

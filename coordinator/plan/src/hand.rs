@@ -30,7 +30,8 @@ pub enum HandCut {
 impl HandCut {
     /// Reads `3,1,1` (or `3/1/1`).
     ///
-    /// # Errors The text is invalid; the error shows the valid forms.
+    /// # Errors
+    /// The text is invalid; the error shows the valid forms.
     pub fn shares(text: &str) -> Result<Self, String> {
         let share = |item: &str| {
             let good = |share: &f64| (0.0..=MAX_SHARE).contains(share);
@@ -52,7 +53,8 @@ impl HandCut {
 
     /// Reads the first layers of stages, such as `12,24`.
     ///
-    /// # Errors The text is invalid; the error names the allowed values.
+    /// # Errors
+    /// The text is invalid; the error names the allowed values.
     pub fn borders(text: &str) -> Result<Self, String> {
         let border = |item: &str| {
             item.trim().parse().map_err(|_| {

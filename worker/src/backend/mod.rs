@@ -124,7 +124,8 @@ pub trait StageBackend: Send + Sync + 'static {
 
     /// The tensors and the memory of a stage of this model. Reads metadata and directory only.
     ///
-    /// # Errors Unsupported, naming the part of the order that cannot be run.
+    /// # Errors
+    /// Unsupported, naming the part of the order that cannot be run.
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure>;
 
     /// Builds a stage, on the thread that will own it. Weights that are in `kept` are the order's, and are not

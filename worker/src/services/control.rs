@@ -110,7 +110,8 @@ impl ControlService {
 
     /// Loads the prepared stage, now or ahead of the next line, and streams its progress and result.
     ///
-    /// # Errors Forbidden, Busy or StaleEpoch; errors of loading come in the stream.
+    /// # Errors
+    /// Forbidden, Busy or StaleEpoch; errors of loading come in the stream.
     async fn loading(
         &self,
         request: Request<LoadRequest>,

@@ -41,7 +41,8 @@ pub fn chunks(snapshot: Vec<u8>, turn: StateTurn) -> mpsc::Receiver<Result<State
 
 /// Takes a snapshot's chunks and restores the sequence that the first message names.
 ///
-/// # Errors BadMessage for chunks that differ from the announcement, or that no longer come; the errors of
+/// # Errors
+/// BadMessage for chunks that differ from the announcement, or that no longer come; the errors of
 /// [`Worker::begin_restore`] and [`Worker::restore`].
 pub async fn receive(
     worker: &Arc<Worker>,

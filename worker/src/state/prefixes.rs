@@ -57,7 +57,8 @@ impl Worker {
 
     /// Answers the coordinator about records.
     ///
-    /// # Errors Forbidden for an id that is not the caller's; the session's refusals; BadMessage, naming the field;
+    /// # Errors
+    /// Forbidden for an id that is not the caller's; the session's refusals; BadMessage, naming the field;
     /// the work that was asked for failed.
     pub async fn prefixes(
         &self,

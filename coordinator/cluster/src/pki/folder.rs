@@ -38,7 +38,8 @@ impl Folder {
 
     /// Makes the folder, and waits until no other process changes anything in it.
     ///
-    /// # Errors It cannot be made, or another process keeps the lock.
+    /// # Errors
+    /// It cannot be made, or another process keeps the lock.
     pub fn lock(&self) -> Result<Lock, TlsError> {
         files::make_dir(&self.0)?;
         let path = self.file(LOCK_FILE);

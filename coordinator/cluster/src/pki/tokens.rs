@@ -111,7 +111,8 @@ pub fn check(
 
 /// Takes one use of a token, while the lock is held.
 ///
-/// # Errors The files cannot be read or written. Inside: why the token is not valid.
+/// # Errors
+/// The files cannot be read or written. Inside: why the token is not valid.
 pub fn redeem(
     folder: &Folder,
     lock: &Lock,

@@ -14,7 +14,8 @@ use brigade_line::admin::Refused;
 impl Supervisor {
     /// The line that an order to move `layers` to `worker` makes, and the worker's name.
     ///
-    /// # Errors The reason why the layers cannot move there, and which move is possible.
+    /// # Errors
+    /// The reason why the layers cannot move there, and which move is possible.
     pub(super) fn may_move(
         &self,
         worker: &str,

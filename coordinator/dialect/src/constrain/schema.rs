@@ -51,7 +51,8 @@ const MAX_TRIALS: usize = 32;
 
 /// The grammar of a schema, known to be usable.
 ///
-/// # Errors The part that cannot be enforced, by its path; with [`Strictness::Lenient`] only a value that is not a
+/// # Errors
+/// The part that cannot be enforced, by its path; with [`Strictness::Lenient`] only a value that is not a
 /// schema.
 pub fn grammar(path: &str, schema: &Value, strictness: Strictness) -> Result<Grammar, Refused> {
     if !schema.is_object() && !schema.is_boolean() {

@@ -80,7 +80,8 @@ impl Access {
     /// The key of a request that another coordinator had begun: the one with this number, or none where none was
     /// needed.
     ///
-    /// # Errors The key may not use this server any more, so no client could fetch the answer.
+    /// # Errors
+    /// The key may not use this server any more, so no client could fetch the answer.
     pub(crate) fn owner_again(&self, number: Option<u64>) -> Result<Option<Owner>, ApiError> {
         let keys = match self {
             Self::Keys(ring, groups) => Some((ring.now(), groups)),

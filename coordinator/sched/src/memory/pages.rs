@@ -119,7 +119,8 @@ impl Pages {
 
     /// Adds a holder to a page that is held already.
     ///
-    /// # Panics If the page is free: its content could change at any time.
+    /// # Panics
+    /// If the page is free: its content could change at any time.
     pub fn share(&mut self, id: PageId, holder: Holder) {
         assert!(self.holds[id.0 as usize].any(), "page {} was shared but is free", id.0);
         self.add(id, holder);

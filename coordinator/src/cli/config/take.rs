@@ -33,7 +33,8 @@ pub struct Taken {
 impl Taken {
     /// Puts systemd's folder of credentials in the place of its name.
     ///
-    /// # Errors The option is not set.
+    /// # Errors
+    /// The option is not set.
     pub fn find_credentials(&mut self) -> Result<(), Problem> {
         let prefix = format!("${CREDENTIALS}/");
         let texts = match &mut self.value {

@@ -57,7 +57,8 @@ pub struct HubArgs {
 impl HubArgs {
     /// These arguments and the environment.
     ///
-    /// # Errors No folder is named.
+    /// # Errors
+    /// No folder is named.
     pub fn settings(&self, data_dir: &DataDirArgs) -> Result<Settings> {
         let data_dir = data_dir.path().context("models by name are kept in the data folder")?;
         let folder = self.download_dir.clone().unwrap_or_else(|| data_dir.join(FOLDER));

@@ -224,7 +224,8 @@ impl Stable {
 
     /// Unloads an idle model. It is loaded again when a request needs it.
     ///
-    /// # Errors It is in use; the order cannot be kept.
+    /// # Errors
+    /// It is in use; the order cannot be kept.
     pub async fn unload(&self, at: usize) -> Result<String, Refused> {
         let _doing = self.doing.read().await;
         let slot = self.slot(at);

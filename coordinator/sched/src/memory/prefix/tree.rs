@@ -197,7 +197,8 @@ impl<H: Copy + PartialEq> Tree<H> {
 
     /// Removes a holder, and the nodes that have none any more.
     ///
-    /// # Panics If the node has no such holder.
+    /// # Panics
+    /// If the node has no such holder.
     pub fn remove(&mut self, node: NodeId, holder: H) {
         self.changes += 1;
         let holders = &mut self.get_mut(node).holders;
