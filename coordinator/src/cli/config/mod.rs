@@ -40,7 +40,7 @@ use crate::cli::printing::output;
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigFile {
-    /// Options that stand in this file, or none, count where the command line and the environment do not name them
+    /// File of options, which count where the command line and the environment do not set them; none: read no file
     /// [default: /etc/brigade/brigade.toml, where it exists]
     #[arg(long, value_name = "FILE", env = "BRIGADE_CONFIG")]
     pub config: Option<PathBuf>,

@@ -33,11 +33,11 @@ pub fn commented() -> String {
                 "\n# A model, with the options of its line: instead of the same options of [serve], for this model.",
             );
             line(&format!("#[[{MODEL}]]"));
-            line("\n# What it is called: by -m NAME, and by clients");
+            line("\n# Name of the model, for -m NAME and for clients");
             line(&format!("#{NAME} = \"NAME\""));
             let keys: Vec<&str> = section.of_a_model().map(Opt::key).collect();
             wrapped(&format!("And all of these: {}", keys.join(", ")), &mut line);
-            line("\n# Keys whose prompts may begin with what the others of them have computed.");
+            line("\n# API keys that share computed beginnings of prompts.");
             line(&format!("#[[{SHARE}]]\n#{KEYS} = [\"NAME\", \"NAME\"]"));
         }
     }

@@ -46,19 +46,20 @@ pub struct FrontArgs {
     /// Private key of --tls-cert: PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve everybody who reaches the port, without keys (brigade key)
+    /// Serve every client that reaches the port, without API keys (brigade key)
     #[arg(long)]
     no_auth: bool,
-    /// Keys whose prompts may begin with what the others of them have computed, by the names of brigade key create:
-    /// NAME,NAME; repeatable. All other keys are apart. In the file: [[share]] keys = ["NAME", "NAME"]
+    /// API keys that share computed beginnings of prompts, by the names of brigade key create: NAME,NAME; repeatable.
+    /// All other keys share with no key. In the file: [[share]] keys = ["NAME", "NAME"]
     #[arg(long, value_name = "KEYS", conflicts_with = "no_auth")]
     share_prefix: Vec<KeyGroup>,
     /// Where to serve /metrics, /admin and a /health with reasons [default: 127.0.0.1:7080, or any port where that
     /// is taken]
     #[arg(long, value_name = "ADDR")]
     admin_listen: Option<Address>,
-    /// A name by which clients may ask this server, beside its machine's, its certificate's, localhost and the addresses
-    /// on which it listens: a reverse proxy's, say; repeatable, *.example.com: all below it, *: any
+    /// Another host name by which clients may address this server, such as a reverse proxy's; repeatable,
+    /// *.example.com: all names below it, *: any. The machine's name, the certificate's, localhost and the addresses on
+    /// which it listens are always allowed
     #[arg(long, value_name = "NAME", value_parser = allowed_host)]
     allow_host: Vec<String>,
     /// Append to this file who asked for what, one JSON object a line; never prompts or keys
