@@ -361,12 +361,15 @@ fn homeless_cache_dir(temporary: &Path, homeless: &str) -> Result<PathBuf, Confi
     }
     let found = fs::symlink_metadata(&folder).map_err(|e| refuse(&folder, e.to_string()))?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        return Err(refuse(&folder, "others can write there".to_owned()));
+        return Err(refuse(
+            &folder,
+            "it is not a folder that this user alone can write to".to_owned(),
+        ));
     }
     HOMELESS.call_once(|| {
         tracing::warn!(
             folder = %folder.display(),
-            "{homeless}: what can be made again is kept here, for as long as the system leaves it"
+            "{homeless}: the cache is kept in this temporary folder, which the system may delete"
         );
     });
     Ok(folder)

@@ -385,7 +385,9 @@ async fn serve_until(
             "draining: the line goes on without this worker, if the others have room"
         );
         if tokio::time::timeout(DRAIN_WITHIN, worker.drain()).await.is_err() {
-            tracing::warn!("leaving a line that runs: nobody has taken this worker's layers");
+            tracing::warn!(
+                "the worker leaves a running line whose other workers have not taken its layers"
+            );
         }
     };
     let leave = async {

@@ -65,7 +65,9 @@ impl Identity {
 }
 
 fn show(chain: Vec<CertificateDer<'static>>, key: &Arc<dyn SigningKey>) -> Result<Shown, TlsError> {
-    let own = chain.first().ok_or_else(|| TlsError::malformed("certificate", "there is none"))?;
+    let own = chain
+        .first()
+        .ok_or_else(|| TlsError::malformed("certificate", "the chain of certificates is empty"))?;
     let party = party_of(own).map_err(|why| TlsError::malformed("certificate", why.to_string()))?;
     let certified = CertifiedKey::new(chain, key.clone());
     let unequal = |e| TlsError::malformed("certificate", format!("it is another key's: {e}"));

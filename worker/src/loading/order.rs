@@ -281,7 +281,7 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
         return Err(bad(format!("spec.stage is {stage} of {n_stages} stages")));
     }
     if layer_begin >= layer_end {
-        return Err(bad(format!("spec.layers [{layer_begin}, {layer_end}) are none")));
+        return Err(bad(format!("spec.layers [{layer_begin}, {layer_end}) are empty")));
     }
     if (stage == 0) != (layer_begin == 0) {
         return Err(bad(format!("stage {stage} cannot start at layer {layer_begin}")));

@@ -325,7 +325,10 @@ impl Worker {
             failure.map_or(Ok(facts), Err)
         };
         if let Some(resident) = unwanted {
-            tracing::info!(epoch, "nobody wants the stage any more");
+            tracing::info!(
+                epoch,
+                "the stage was loaded after its line was given up: it is unloaded"
+            );
             self.free(resident).await?;
         }
         let facts = facts?;
@@ -483,7 +486,7 @@ impl Worker {
 
     /// A stage that is stuck keeps its memory and its CPUs for as long as the process lives.
     fn end_with(&self, stuck: Stuck) -> Failure {
-        tracing::error!(%stuck, "this worker ends, so that another can begin");
+        tracing::error!(%stuck, "the stage is stuck: this worker process ends, so that it can be restarted");
         self.stuck.send_replace(Some(stuck));
         Failure::refusal(FailureKind::Compute, format!("{stuck}: this worker ends"))
     }
