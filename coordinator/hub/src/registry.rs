@@ -71,7 +71,7 @@ pub fn resolve(client: &Client, name: &OllamaName) -> Result<Resolved, HubError>
     let text = answer.text(MAX_MANIFEST_BYTES)?;
     let file = weights(&text, name).map_err(|why| HubError::Malformed {
         url: answer.url.clone(),
-        what: "manifest that brigade can use",
+        what: "manifest",
         why,
     })?;
     let urls = file.sha256.iter().map(|hash| format!("{base}/blobs/sha256:{hash}")).collect();

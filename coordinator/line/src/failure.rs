@@ -137,8 +137,7 @@ fn no_token(reason: &str, generated: u32) -> Words {
         (Remedy::AnotherRequest, sentence)
     } else if SampleError::is_nothing_left(reason) {
         let sentence = format!(
-            "no token is left to choose from after {generated} generated tokens: what is banned (logit_bias) and the \
-             form that the answer has to fit leave none; ban less, or allow more"
+            "no token is left to choose from after {generated} generated tokens: the banned tokens (logit_bias) and the form that the answer has to fit exclude all; ban fewer, or allow more"
         );
         (Remedy::AnotherRequest, sentence)
     } else {

@@ -210,7 +210,7 @@ fn keep_what_drivers_compile(cache: Option<&Path>) {
     let mut command = std::process::Command::new(program);
     command.arg0(args.next().unwrap_or_default()).args(args).env(MESA_CACHE_VARIABLE, cache);
     // It returns only if it fails: then they compile at each start.
-    tracing::warn!(error = %command.exec(), "drivers keep nothing of what they compile");
+    tracing::warn!(error = %command.exec(), "this process cannot be started again with its own shader cache: GPU drivers compile their kernels at every start");
 }
 
 /// Confines the process to what a worker does to files, before it has threads.

@@ -240,7 +240,7 @@ impl Supervisor {
         if let Some(member) = in_doubt(&mut self.members, self.quick_failures, now) {
             tracing::warn!(
                 worker = member.name(),
-                "the newest worker is left out: lines fail and nobody is seen to break them"
+                "lines keep failing without a visible cause: the newest worker is left out for a while"
             );
             member.broke(now, BROKE_BADLY);
         }

@@ -176,7 +176,7 @@ impl Streams {
         stream.filter(|stream| stream.owner == asks.usage.key_number()).ok_or_else(|| {
             ApiError::not_found(format!(
                 "there is no stream {id} to be read on: it was not asked for with \"resumable\": true and this API \
-                 key, was cancelled, or nobody has read it for {} s",
+                 key, was cancelled, or was not read for {} s",
                 KEPT_FOR.as_secs()
             ))
         })
@@ -314,7 +314,7 @@ fn full(crowd: Crowd, what: &str) -> ApiError {
         }
         Crowd::Own => {
             let message = format!(
-                "{what} for one API key: cancel streams that nobody reads (DELETE /v1/streams/ID), or ask without \
+                "{what} for one API key: cancel streams that are not read (DELETE /v1/streams/ID), or ask without \
                  \"resumable\""
             );
             ApiError::rate_limited(message, KEPT_FOR.as_secs())

@@ -120,7 +120,7 @@ pub fn response_format(
     };
     // A field of another type would be a constraint that is not enforced.
     for field in OF_TYPES {
-        format.refuse(field, &format!("it says nothing where type is {word:?}"))?;
+        format.refuse(field, &format!("it has no effect where type is {word:?}: leave it out"))?;
     }
     format.end(RESPONSE_FORMAT, &[]);
     Ok(form)

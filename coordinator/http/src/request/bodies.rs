@@ -172,7 +172,7 @@ impl Bodies {
             let stall = Instant::now() + self.times.stall;
             let Ok(next) = timeout_at(end.min(stall), chunks.next()).await else {
                 let late = if end <= stall { self.times.within } else { self.times.stall };
-                let what = if end <= stall { "is not here after" } else { "did not go on for" };
+                let what = if end <= stall { "did not arrive within" } else { "did not go on for" };
                 let message = format!("the request body {what} {} s", late.as_secs_f32());
                 return Err(ApiError::too_slow(message));
             };

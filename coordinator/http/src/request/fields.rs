@@ -212,7 +212,7 @@ pub fn left_out(endpoint: &'static str, path: &str, what: &str) {
             endpoint,
             field = path,
             what,
-            "nobody here runs such tools: they are left out"
+            "a request has tools that a provider would run: this server runs none and leaves them out"
         );
     }
 }

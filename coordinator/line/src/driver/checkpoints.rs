@@ -214,7 +214,7 @@ impl Checkpoints {
             task::spawn(async move {
                 let result = match choice {
                     Some(choice) => access.put_back(slot, name, tokens, choice).await,
-                    None => Err("nobody said how it goes back".to_string()),
+                    None => Err("no copies were chosen to restore it from".to_string()),
                 };
                 // The driver may be gone; then nobody goes on.
                 let _ = news.send(News::PutBack { epoch, request, result }).await;

@@ -39,7 +39,7 @@ pub enum KeyFileError {
         source: io::Error,
     },
     /// The file was not written by this program, or is damaged.
-    #[error("{path} is no file of keys: {reason}; restore it, or remove it and make new keys")]
+    #[error("{path} is not a file of keys: {reason}; restore it, or remove it and make new keys")]
     Damaged {
         /// The file's path.
         path: String,
@@ -232,7 +232,7 @@ pub fn parse(text: &str) -> Result<Vec<KeyRecord>, String> {
     }
     for key in &contents.keys {
         if key.key_hash().is_none() {
-            return Err(format!("the hash of key {:?} is none", key.name));
+            return Err(format!("the hash of key {:?} is not valid", key.name));
         }
         if key.models.len() > MAX_MODELS {
             return Err(format!("key {:?} names {} models", key.name, key.models.len()));

@@ -111,7 +111,7 @@ impl Repl {
                 self.answer().await?;
             }
             Typed::Regen if self.talk.has_turns() => self.answer().await?,
-            Typed::Regen => screen.remark("there is nothing yet to answer again"),
+            Typed::Regen => screen.remark("there is no message yet that could be answered again"),
             Typed::Clear => {
                 self.talk.clear();
                 screen.remark("the chat begins anew");

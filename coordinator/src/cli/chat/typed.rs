@@ -60,7 +60,7 @@ pub enum TypedError {
     #[error("/save needs a file's name: /save chat.json")]
     NoFile,
     /// A field that the chat itself sets.
-    #[error("{0} is what the chat itself sends: it cannot be set")]
+    #[error("the chat itself sets {0}: /set cannot")]
     Own(String),
 }
 

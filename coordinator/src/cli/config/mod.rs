@@ -125,7 +125,7 @@ fn init(args: &InitArgs) -> Result<()> {
         return output::line(format_args!("{}", text.trim_end()));
     }
     if path == Path::new(merge::NO_FILE) {
-        bail!("`{}` is what stands for no file: name one with --config FILE", merge::NO_FILE);
+        bail!("`{}` means that no file is read: name a file with --config FILE", merge::NO_FILE);
     }
     let mut options = std::fs::OpenOptions::new();
     options.write(true);

@@ -119,7 +119,7 @@ fn accept(option: &Opt, text: &str) -> Result<(), String> {
                 Some(ContextValue::String(near)) => format!("; did you mean {near:?}?"),
                 _ => String::new(),
             };
-            format!("{text:?} is none of {}{nearest}", option.choices().join(", "))
+            format!("{text:?} is not one of {}{nearest}", option.choices().join(", "))
         }
         _ => format!("{text:?} cannot be used"),
     })

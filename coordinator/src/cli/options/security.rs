@@ -353,7 +353,7 @@ pub async fn nodes(args: &NodesArgs) -> Result<()> {
         ));
     } else if !is_running {
         output::remark(format_args!(
-            "no server runs with this data folder: who is connected is not known"
+            "no server runs with this data folder: start one to see which nodes are connected"
         ));
     }
     Ok(())

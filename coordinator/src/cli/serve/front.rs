@@ -274,14 +274,14 @@ fn check_keys(
     let usable = keys.as_ref().map_or(0, |keys| keys.n_usable(now));
     if !public.is_local() && usable == 0 && !args.no_auth {
         bail!(
-            "--listen {}: everybody who reaches it could use it, because there is no API key: make one with `brigade \
+            "--listen {}: every client that reaches it could use it, because there is no API key: make one with `brigade \
              key create NAME`{}, or pass --no-auth",
             args.listen,
             data_dir.hint()
         );
     }
     if !public.is_local() && args.no_auth {
-        tracing::warn!(address = %public.address, "--no-auth: everybody who reaches it can use it");
+        tracing::warn!(address = %public.address, "--no-auth: every client that reaches this address can use the server without a key");
     }
     if !admin.is_local() && !keys.is_some_and(|keys| keys.has_admin(now)) {
         bail!(

@@ -216,7 +216,7 @@ impl Stable {
                 Err(Refused(format!("{name} is being loaded: {loading}")))
             }
             Err(NotLoaded::NoRoom) => Err(Refused(format!(
-                "there is no room for {name}: the models that are loaded are in use, or stay by order"
+                "there is no room for {name}: the models that are loaded are in use or pinned"
             ))),
             Err(NotLoaded::Never(reason)) => Err(Refused(reason)),
         }
@@ -252,7 +252,8 @@ impl Stable {
     pub fn pin(&self, at: usize, stays: bool) -> Result<String, Refused> {
         let slot = self.slot(at);
         self.order(&slot, |standing| standing.pinned = stays)?;
-        let what = if stays { "stays once it is loaded" } else { "may go when nobody uses it" };
+        let what =
+            if stays { "stays once it is loaded" } else { "may be unloaded when it is idle" };
         let until = if self.standings.are_kept() { "" } else { ", until the server ends" };
         Ok(format!("{} {what}{until}", slot.name()))
     }
@@ -275,7 +276,7 @@ impl Stable {
             let quarantine = Some(slot.quarantine(&reason));
             let kept = self.change(slot, |standing| standing.quarantine = quarantine.clone());
             if let Err(error) = kept {
-                tracing::error!(%error, "that a model is not to be loaded again holds until a restart only");
+                tracing::error!(%error, "the record that a model failed too often to be loaded cannot be written: it holds only until a restart");
                 slot.standing().quarantine = quarantine;
             }
         }
