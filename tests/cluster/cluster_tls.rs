@@ -363,7 +363,8 @@ fn clocks_may_differ_by_five_minutes_and_no_more() {
         let (_worker, log) = worker(name, from, to);
         wait_until("it is told", SOON, || {
             let said = std::fs::read_to_string(&log).unwrap();
-            said.contains("this node's certificate has expired or has not begun") && said.contains("clocks")
+            said.contains("this node's certificate has expired or has not begun")
+                && said.contains("clocks")
         });
     }
     assert!(completes(&server.ready), "the line does not mind");

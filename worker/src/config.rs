@@ -435,7 +435,7 @@ pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
     let both = text.split_once(',').and_then(|(read, products)| {
         Some(Speeds { gb_per_second: number(read)?, gop_per_second: number(products)? })
     });
-    let problem = "is no pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
+    let problem = "is not a pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
                    as a worker's log has them";
     both.ok_or_else(|| bad("--speed", text, problem))
 }

@@ -394,7 +394,7 @@ async fn serve_until(
         tokio::select! {
             () = stop.cancelled() => {}
             () = drained => {}
-            () = orphaned => tracing::info!("standard input ended: the parent is gone"),
+            () = orphaned => tracing::info!("standard input ended: the parent process is gone"),
         }
     };
     bound.serve(leave).await
@@ -412,7 +412,7 @@ async fn stdin_ended() {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = ended.send(());
         std::thread::sleep(ORPHANED_FOR);
-        tracing::error!("the parent is gone, and something here does not end: leaving without it");
+        tracing::error!("the parent process is gone, and a task of this worker does not end: it exits without waiting");
         std::process::exit(1);
     });
     match spawned {

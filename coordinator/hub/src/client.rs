@@ -168,7 +168,11 @@ impl Client {
             if tries == MAX_TRIES || wait > LONGEST_PAUSE {
                 return outcome.and_then(|answer| Err(busy(&answer, tries, wait)));
             }
-            tracing::info!(url = without_query(url), ?wait, "waiting, then asking again");
+            tracing::info!(
+                url = without_query(url),
+                ?wait,
+                "a request failed or was put off: it is sent again after this time"
+            );
             thread::sleep(wait);
             pause *= 2;
         }

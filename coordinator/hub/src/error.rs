@@ -133,7 +133,7 @@ pub enum HubError {
         address: String,
     },
     /// The answer is no model file.
-    #[error("{url} is {what}, no GGUF file: {hint}")]
+    #[error("{url} is {what}, not a GGUF file: {hint}")]
     NotGguf {
         /// Address without its query.
         url: String,

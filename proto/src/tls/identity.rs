@@ -103,7 +103,7 @@ impl ResolvesClientCert for Identity {
 /// The text has no certificate, or an invalid one.
 pub fn certificates(what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    let all = all.map_err(|e| TlsError::malformed(what, format!("is no PEM: {e}")))?;
+    let all = all.map_err(|e| TlsError::malformed(what, format!("is not PEM: {e}")))?;
     if all.is_empty() {
         return Err(TlsError::malformed(what, "has no certificate in PEM"));
     }

@@ -27,7 +27,12 @@ const BAD: [Bad; 19] = [
     ),
     ("a file that is gone", Mood::Gone, NAME, &["status 404", "Entry not found"]),
     ("a page for the listing", Mood::Page, NAME, &["a web page", "HF_ENDPOINT"]),
-    ("a page for the file", Mood::PageForFile, NAME, &["a web page (HTML), no GGUF file", "login"]),
+    (
+        "a page for the file",
+        Mood::PageForFile,
+        NAME,
+        &["a web page (HTML), not a GGUF file", "login"],
+    ),
     (
         "a longer head",
         Mood::LongerHead,
@@ -37,7 +42,12 @@ const BAD: [Bad; 19] = [
     ("no end", Mood::Endless, NAME, &["more than 897440", "sends more than it says"]),
     ("busy for long", Mood::Busy(9, 0), NAME, &["wants fewer requests (status 429)", "5 tries"]),
     ("busy for hours", Mood::Busy(9, 7200), NAME, &["try again in 7200 s"]),
-    ("connections without an answer", Mood::Dead(0, 0), NAME, &["cannot fetch", "continues from it"]),
+    (
+        "connections without an answer",
+        Mood::Dead(0, 0),
+        NAME,
+        &["cannot fetch", "continues from it"],
+    ),
     (
         "an address inside",
         Mood::Inside,
@@ -50,9 +60,19 @@ const BAD: [Bad; 19] = [
         NAME,
         &["localhost", "only if the operator names it"],
     ),
-    ("a listing without an end", Mood::EndlessListing, NAME, &["is not a usable answer", "longer than"]),
+    (
+        "a listing without an end",
+        Mood::EndlessListing,
+        NAME,
+        &["is not a usable answer", "longer than"],
+    ),
     ("a circle", Mood::Circle, NAME, &["more than 5 redirects"]),
-    ("a name with dots", Mood::Good, "hf:user/../../etc", &["is not the name of a model", "is needed"]),
+    (
+        "a name with dots",
+        Mood::Good,
+        "hf:user/../../etc",
+        &["is not the name of a model", "is needed"],
+    ),
     (
         "a quantisation with dots",
         Mood::Good,

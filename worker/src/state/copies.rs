@@ -348,7 +348,7 @@ impl Worker {
         }
         let (tokens, rest) = request.tokens.as_chunks::<4>();
         if !rest.is_empty() {
-            return Err(bad("put_back.tokens are no whole tokens"));
+            return Err(bad("put_back.tokens are not whole tokens"));
         }
         let tokens = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
         let fetched = gathered.fetched;

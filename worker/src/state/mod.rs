@@ -325,10 +325,7 @@ impl Worker {
             failure.map_or(Ok(facts), Err)
         };
         if let Some(resident) = unwanted {
-            tracing::info!(
-                epoch,
-                "the stage was loaded after its line was given up: it is unloaded"
-            );
+            tracing::info!(epoch, "the stage came too late for its line: it is unloaded");
             self.free(resident).await?;
         }
         let facts = facts?;

@@ -343,10 +343,13 @@ impl Supervisor {
         let _ = self.ends.events.send(LineEvent::Part { done }).await;
         let why = match timeout(PART_WITHIN, parted).await {
             Ok(Ok(())) => return,
-            Ok(Err(_)) => "it broke meanwhile",
-            Err(_) => "it did not run empty in time",
+            Ok(Err(_)) => "the line broke meanwhile",
+            Err(_) => "ubatches in flight did not end in time",
         };
-        tracing::warn!(why, "the line's states do not move: its streams are computed again");
+        tracing::warn!(
+            why,
+            "the states of the line cannot move to the next one: its streams are computed again"
+        );
     }
 
     /// All workers that are connected.

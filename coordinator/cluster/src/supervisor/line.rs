@@ -52,7 +52,7 @@ impl Supervisor {
                 worker,
                 claimed,
                 begun,
-                "it claims an epoch that was never begun: ignored"
+                "a worker claims an epoch that was never begun: the claim is ignored"
             );
         }
         self.epoch = self.ends.own_name.next_epoch();

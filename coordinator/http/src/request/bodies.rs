@@ -316,7 +316,7 @@ mod tests {
         let trickles = Bodies::new(BodyTimes { stall: BODY_STALL, within: SOON }, 0);
         let error =
             trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES, None).await.unwrap_err();
-        assert!(error.status() == 408 && message(&error).contains("not here after 0.3 s"));
+        assert!(error.status() == 408 && message(&error).contains("did not arrive within 0.3 s"));
     }
 
     #[tokio::test]

@@ -292,7 +292,11 @@ impl Driver {
                     Ok(moved_bytes) => self.checkpoints.put_back(*moved_bytes),
                     Err(why) => {
                         let sequence = request.0;
-                        tracing::warn!(sequence, why, "no copy to go on from: computed again");
+                        tracing::warn!(
+                            sequence,
+                            why,
+                            "a stream has no copy to go on from: it is computed again"
+                        );
                     }
                 }
                 self.step(Event::Restored { request, is_there: result.is_ok() });

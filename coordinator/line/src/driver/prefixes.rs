@@ -206,7 +206,7 @@ impl Driver {
                     tracing::debug!(
                         request = request.0,
                         why,
-                        "records of its prompt are not known"
+                        "it is not known whether workers have records of a request's prompt"
                     );
                     None
                 });

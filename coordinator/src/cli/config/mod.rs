@@ -55,8 +55,8 @@ Examples:
   brigade config show serve --ctx 4096          what this command line means, and where each value comes from
   brigade config schema > brigade.schema.json   for editors
 
---SWITCH=false turns off what the file turns on. A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
-brigade.toml, in the order of their names, before it.")]
+--SWITCH=false turns off what the file turns on. What counts: a flag, then an environment variable, then the files of
+the folder brigade.d beside brigade.toml (the last by name first), then brigade.toml.")]
 pub struct ConfigArgs {
     #[command(subcommand)]
     action: Action,

@@ -13,7 +13,7 @@ pub fn schema() -> Value {
     let version = i64::try_from(VERSION).unwrap_or(i64::MAX);
     properties.insert(
         "version".to_owned(),
-        json!({"const": version, "description": "How this file is meant"}),
+        json!({"const": version, "description": "Version of this file's format"}),
     );
     for section in options::sections() {
         let about = section.command.get_about().map(ToString::to_string);

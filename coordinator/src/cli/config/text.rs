@@ -15,10 +15,10 @@ pub fn commented() -> String {
         text.push('\n');
     };
     line(
-        "# Options of brigade. A flag counts before an environment variable, that before this file, and the files of the",
+        "# Options of brigade. What counts: a flag, then an environment variable, then the files of the folder brigade.d",
     );
     line(
-        "# folder brigade.d beside it, in the order of their names, before it. `brigade config check` says what is wrong.",
+        "# beside this file (the last by name first), then this file. `brigade config check` says what is wrong.",
     );
     line(
         "# Secrets do not belong here: name the file that has them, such as \"$CREDENTIALS_DIRECTORY/token\".",

@@ -115,7 +115,7 @@ impl Stable {
                 tracing::info!(
                     model = slot.name(),
                     why,
-                    "a worker has gone: the model waits again"
+                    "a worker has gone: the model waits for workers again"
                 );
                 return;
             }
@@ -184,11 +184,8 @@ impl Stable {
             self.news.notify_one();
             for slot in self.all() {
                 if slot.is_past_its_time() {
-                    self.unload_idle(
-                        &slot,
-                        "it is idle, and its time to stay loaded is over",
-                    )
-                    .await;
+                    self.unload_idle(&slot, "it is idle, and its time to stay loaded is over")
+                        .await;
                 }
             }
             let go = self.with_pool(|pool| pool.helps_others(&self.idle_seats()));

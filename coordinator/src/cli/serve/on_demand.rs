@@ -181,7 +181,7 @@ impl Stable {
             let all = all.iter().filter(|slot| !slot.is_retired());
             let all: Vec<&str> = all.map(|slot| slot.name()).collect();
             Refused(format!(
-                "no model that is loaded on demand is called {model}: there are {}",
+                "no model that is loaded on demand is called {model}: the names are {}",
                 all.join(", ")
             ))
         })
@@ -351,7 +351,7 @@ impl Stable {
         let name = slot.name();
         if let Some(Quarantine { reason, .. }) = &slot.standing().quarantine {
             return Err(NotLoaded::Never(format!(
-                "its line has failed {FAILURES} times, one after the other ({reason}): an operator has it loaded again with `brigade cluster load {name}`, and a change of its file does"
+                "its line has failed {FAILURES} times, one after the other ({reason}): load it again with `brigade cluster load {name}`, or change its file"
             )));
         }
         if slot.served.shared.is_some() {

@@ -86,7 +86,7 @@ fn read(file: &Path) -> Result<ServeArgs> {
     })?;
     match cli.command {
         Command::Serve(args) => Ok(*args),
-        _ => bail!("{} is not of a server", file.display()),
+        _ => bail!("{} is not a file of options for brigade serve", file.display()),
     }
 }
 

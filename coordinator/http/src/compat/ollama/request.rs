@@ -204,7 +204,7 @@ fn options(
         None => None,
     };
     if options.take::<f64>("tfs_z")?.is_some_and(|z| z != 1.0) {
-        let message = "options.tfs_z: this step of the chain is not here; use 1";
+        let message = "options.tfs_z: this sampler is not implemented here; use 1";
         return Err(ApiError::unsupported("options.tfs_z", message));
     }
     options.end("/api", &[unread::OLLAMA_OPTIONS]);
