@@ -280,8 +280,7 @@ impl Worker {
         if chunk.blob.as_ref().is_some_and(wanted) {
             return Ok(());
         }
-        let why = "chunk.blob is not one that Prepare named as missing";
-        Err(Failure::refusal(FailureKind::BadMessage, why))
+        Err(Failure::refusal(FailureKind::BadMessage, "Prepare did not name chunk.blob as missing"))
     }
 
     /// Loads the prepared stage, or empties the one that serves it already. `progress` is told `(done, total)` bytes.
