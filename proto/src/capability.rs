@@ -59,7 +59,7 @@ pub enum Incompatible {
     },
     /// A number or a name that no worker has.
     #[error(
-        "its handshake is absurd: {field} is {value}, {expected} was expected: run the same brigade \
+        "its handshake is not valid: {field} is {value}, {expected} was expected: run the same brigade \
          release there, or leave this worker out"
     )]
     Absurd {

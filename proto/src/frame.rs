@@ -279,7 +279,7 @@ fn check_boundary(
     let (boundary, width) = match (boundary, input_width) {
         (None, None) => return Ok(None),
         (Some(_), None) => {
-            let why = "the first stage takes none";
+            let why = "the first stage takes no boundary";
             return Err(FrameError::Invalid { field: "boundary", why });
         }
         (None, Some(_)) => return Err(FrameError::Missing("boundary")),

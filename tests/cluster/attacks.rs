@@ -500,7 +500,7 @@ async fn on_the_control_address(scene: &Scene, table: &mut Table) {
     let seen = enrols(scene, &key, "x", Some(&expired)).await;
     table.enter("a token that has expired", "has expired", seen);
     let seen = enrols(scene, &key, "../../etc", Some(&scene.used)).await;
-    table.enter("a name that is a path", "no name for a node", seen);
+    table.enter("a name that is a path", "cannot be a node's name", seen);
     let plain = dial(&scene.control(), false).await.unwrap();
     let mut client = ClusterClient::new(plain);
     let seen = answer(client.enrol(enrol_request("x", Some(&scene.used))).await);

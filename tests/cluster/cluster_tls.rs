@@ -155,7 +155,7 @@ fn a_token_is_for_one_coordinator() {
     let refused = ours.refused(&ours.worker_args("lab", None, &[]));
     assert!(refused.contains("has no certificate yet"), "{refused}");
     let refused = ours.refused(&ours.worker_args("lab", Some("brg1_x"), &[]));
-    assert!(refused.contains("this is no token"), "{refused}");
+    assert!(refused.contains("this is not a token"), "{refused}");
 }
 
 fn workers_of_one_folder_are_two_machines_to_the_cluster() {
@@ -329,7 +329,7 @@ fn certificates_of_somebody_elses_authority() {
     let log = cluster.dir.join("expired.log");
     let expired = Running::start_logged(&args(&worker("attic", over, &[])), READY, &log);
     wait_until("it says why", SOON, || {
-        std::fs::read_to_string(&log).unwrap().contains("our certificate has expired")
+        std::fs::read_to_string(&log).unwrap().contains("this node's certificate has expired")
     });
     drop(expired);
 }
@@ -363,7 +363,8 @@ fn clocks_may_differ_by_five_minutes_and_no_more() {
         let (_worker, log) = worker(name, from, to);
         wait_until("it is told", SOON, || {
             let said = std::fs::read_to_string(&log).unwrap();
-            said.contains("our certificate has expired or has not begun") && said.contains("clocks")
+            said.contains("this node's certificate has expired or has not begun")
+                && said.contains("clocks")
         });
     }
     assert!(completes(&server.ready), "the line does not mind");

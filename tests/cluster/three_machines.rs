@@ -219,7 +219,7 @@ fn other_certificate(net: &Net, cluster: &Cluster, other: &Cluster) {
     command.stderr(std::fs::File::create(&log).unwrap()).env("NO_COLOR", "1");
     let foreign = Running::spawn(command, READY);
     let said = || std::fs::read_to_string(&log).unwrap();
-    let words = "it does not know the authority of our certificate";
+    let words = "it does not know the authority of this node's certificate";
     wait_until("it says why", Duration::from_secs(30), || said().contains(words));
     let line = said().lines().find(|line| line.contains(words)).unwrap().to_owned();
     told("4", "another cluster's certificate", &line, words);

@@ -319,9 +319,9 @@ fn what_ends_and_holds_answers_holds_guided_ones() {
     assert!(!close(&chat("Be kind.", no_system), &rude_alone));
 
     for (more, says) in [
-        (json!({ "echo": true, "logprobs": 1 }), "leave it out, or echo"),
+        (json!({ "echo": true, "logprobs": 1 }), "leave out guidance_scale, or echo"),
         (json!({ "guidance_scale": 101 }), "a number from 0 to 100"),
-        (json!({ "guidance_scale": null }), "says nothing without guidance_scale"),
+        (json!({ "guidance_scale": null }), "has no effect without guidance_scale"),
     ] {
         let reply = server.post("/v1/completions", &with(&body, more));
         assert!(reply.status == 400 && reply.body.contains(says), "{}", reply.body);

@@ -293,7 +293,7 @@ fn events(rooms: &Rooms) {
     };
     let (_, polite) = rooms.polite_completes(&json!({ "stream": true, "resumable": true }));
     assert!(!polite.contains("\"error\""), "{polite}");
-    assert!(last.contains("as large as may be"), "{last}");
+    assert!(last.contains("at their limit of size"), "{last}");
     let mib = bytes >> 20;
     let greedy = format!(
         "{mib} MiB in {} streams; the last one ended: {}",

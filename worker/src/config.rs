@@ -361,12 +361,15 @@ fn homeless_cache_dir(temporary: &Path, homeless: &str) -> Result<PathBuf, Confi
     }
     let found = fs::symlink_metadata(&folder).map_err(|e| refuse(&folder, e.to_string()))?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        return Err(refuse(&folder, "others can write there".to_owned()));
+        return Err(refuse(
+            &folder,
+            "it is not a folder that this user alone can write to".to_owned(),
+        ));
     }
     HOMELESS.call_once(|| {
         tracing::warn!(
             folder = %folder.display(),
-            "{homeless}: what can be made again is kept here, for as long as the system leaves it"
+            "{homeless}: the cache is kept in this temporary folder, which the system may delete"
         );
     });
     Ok(folder)
@@ -432,7 +435,7 @@ pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
     let both = text.split_once(',').and_then(|(read, products)| {
         Some(Speeds { gb_per_second: number(read)?, gop_per_second: number(products)? })
     });
-    let problem = "is no pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
+    let problem = "is not a pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
                    as a worker's log has them";
     both.ok_or_else(|| bad("--speed", text, problem))
 }

@@ -385,14 +385,16 @@ async fn serve_until(
             "draining: the line goes on without this worker, if the others have room"
         );
         if tokio::time::timeout(DRAIN_WITHIN, worker.drain()).await.is_err() {
-            tracing::warn!("leaving a line that runs: nobody has taken this worker's layers");
+            tracing::warn!(
+                "the worker leaves a running line whose other workers have not taken its layers"
+            );
         }
     };
     let leave = async {
         tokio::select! {
             () = stop.cancelled() => {}
             () = drained => {}
-            () = orphaned => tracing::info!("standard input ended: the parent is gone"),
+            () = orphaned => tracing::info!("standard input ended: the parent process is gone"),
         }
     };
     bound.serve(leave).await
@@ -410,7 +412,7 @@ async fn stdin_ended() {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = ended.send(());
         std::thread::sleep(ORPHANED_FOR);
-        tracing::error!("the parent is gone, and something here does not end: leaving without it");
+        tracing::error!("the parent process is gone, and a task of this worker does not end: it exits without waiting");
         std::process::exit(1);
     });
     match spawned {

@@ -69,7 +69,7 @@ impl EngineBackend {
     pub fn new(config: &Config) -> Result<Self, KernelError> {
         let turns = config.share.and_then(|share| share.turns).map(Turns::open).transpose();
         let turns = turns.unwrap_or_else(|error| {
-            tracing::error!(%error, "no turns: the stages of this machine compute at the same time");
+            tracing::error!(%error, "the stages of this machine cannot take turns: they compute at the same time");
             None
         });
         let devices = Devices::new(DeviceOptions {

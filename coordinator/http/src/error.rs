@@ -170,7 +170,7 @@ impl ApiError {
     /// 429 where the other requests of the key hold all the room that one key's bodies may have.
     pub fn crowded_by_key(bytes: usize) -> Self {
         let message = format!(
-            "the bodies of this API key's requests hold {} MiB, as much as those of one key may: send the next one when \
+            "the bodies of this API key's requests hold {} MiB, the limit of one key: send the next one when \
              one of them is answered",
             bytes >> 20
         );

@@ -271,7 +271,10 @@ impl Fleet {
             match taken_name(&member, &all) {
                 None => all.push(member),
                 Some(name) => {
-                    tracing::warn!(name, "a model of the folder is left out: another is called so");
+                    tracing::warn!(
+                        name,
+                        "a model of --models-dir is left out: another one has its name, so rename one of them"
+                    );
                 }
             }
         }

@@ -168,7 +168,11 @@ impl Client {
             if tries == MAX_TRIES || wait > LONGEST_PAUSE {
                 return outcome.and_then(|answer| Err(busy(&answer, tries, wait)));
             }
-            tracing::info!(url = without_query(url), ?wait, "waiting, then asking again");
+            tracing::info!(
+                url = without_query(url),
+                ?wait,
+                "a request failed or was put off: it is sent again after this time"
+            );
             thread::sleep(wait);
             pause *= 2;
         }
@@ -199,7 +203,7 @@ impl Client {
 
     fn ask(&self, at: &str, part: Part<'_>) -> Result<(u16, HeaderMap, Body), HubError> {
         let broken = |why: String| HubError::Broken { url: without_query(at).to_string(), why };
-        let uri: Uri = at.parse().map_err(|_| broken("it is no address".to_string()))?;
+        let uri: Uri = at.parse().map_err(|_| broken("it is not a valid address".to_string()))?;
         self.guard.check_written(&uri).map_err(private)?;
         let mut request = self.agent.get(at);
         if let (Some(token), true) =
@@ -233,17 +237,17 @@ fn next(at: &str, location: &str) -> Result<String, HubError> {
         let (url, to) = (without_query(at).to_string(), without_query(location).to_string());
         HubError::Redirect { url, to, why: why.to_string() }
     };
-    let from: Uri = at.parse().map_err(|_| refused("it is no address"))?;
+    let from: Uri = at.parse().map_err(|_| refused("it is not a valid address"))?;
     let (scheme, authority) = match (from.scheme_str(), from.authority()) {
         (Some(scheme), Some(authority)) => (scheme, authority),
-        _ => return Err(refused("it is no address")),
+        _ => return Err(refused("it is not a valid address")),
     };
     let to = match location {
         here if here.starts_with("//") => format!("{scheme}:{here}"),
         here if here.starts_with('/') => format!("{scheme}://{authority}{here}"),
         there => there.to_string(),
     };
-    let next: Uri = to.parse().map_err(|_| refused("that is no address"))?;
+    let next: Uri = to.parse().map_err(|_| refused("that is not a valid address"))?;
     match (scheme, next.scheme_str()) {
         ("https", Some("https")) | ("http", Some("http" | "https")) => Ok(to),
         ("https", Some("http")) => Err(refused("that is not encrypted any more")),

@@ -158,7 +158,7 @@ fn take(
 fn check(answer: &Answer, file: &RemoteFile) -> Result<(), HubError> {
     refuse_page(answer)?;
     if let Some(got) = whole_size(answer).filter(|got| *got != file.size) {
-        let hint = "the source has changed, or says one length and sends another; brigade pull takes what is there now";
+        let hint = "the source has changed, or says one length and sends another; brigade pull fetches the file that is there now";
         let (url, got, hint) = (answer.url.clone(), got.to_string(), hint.to_string());
         return Err(HubError::Length { url, got, expected: file.size, hint });
     }

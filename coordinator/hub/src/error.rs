@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum HubError {
     /// The text is not a name of a model.
-    #[error("{name:?} is no name of a model: {why}")]
+    #[error("{name:?} is not the name of a model: {why}")]
     Name {
         /// The given text.
         name: String,
@@ -104,7 +104,7 @@ pub enum HubError {
     },
     /// No connection, or one that breaks.
     #[error(
-        "cannot fetch {url}: {why}; what is on disk stays there, the same command goes on from it"
+        "cannot fetch {url}: {why}; the part on disk is kept, and the same command continues from it"
     )]
     Broken {
         /// Address without its query.
@@ -124,8 +124,7 @@ pub enum HubError {
     },
     /// An address inside this network that the operator has not allowed.
     #[error(
-        "{host} is at {address}, an address of this machine or network: only what the operator names may be there \
-         (HF_ENDPOINT, the address itself, or --private-host {host})"
+        "{host} is at {address}, an address of this machine or network: models are fetched from such an address only if the operator names it (with HF_ENDPOINT, as the address itself, or with --private-host {host})"
     )]
     Private {
         /// The host's name.
@@ -134,7 +133,7 @@ pub enum HubError {
         address: String,
     },
     /// The answer is no model file.
-    #[error("{url} is {what}, no GGUF file: {hint}")]
+    #[error("{url} is {what}, not a GGUF file: {hint}")]
     NotGguf {
         /// Address without its query.
         url: String,
@@ -158,7 +157,7 @@ pub enum HubError {
     /// Other bytes than the lock has.
     #[error(
         "{what} has the hash {got} where {expected} was expected: the source has changed or the transfer was damaged; it \
-         was not kept. Run brigade pull for the name to take what is there now"
+         was not kept. Run brigade pull for the name to fetch the file that is there now"
     )]
     Hash {
         /// The file or the address.
@@ -170,7 +169,7 @@ pub enum HubError {
     },
     /// The source has another file, or another state of it, than before.
     #[error(
-        "{url} has changed since the model was resolved ({what}): brigade pull takes what is there now"
+        "{url} has changed since the model was resolved ({what}): brigade pull fetches the file that is there now"
     )]
     Changed {
         /// Address without its query.
@@ -179,7 +178,7 @@ pub enum HubError {
         what: String,
     },
     /// An answer that makes no sense.
-    #[error("{url} answers with what is no {what}: {why}")]
+    #[error("the answer of {url} is not a usable {what}: {why}")]
     Malformed {
         /// Address without its query.
         url: String,
@@ -227,7 +226,7 @@ pub enum HubError {
         hint: String,
     },
     /// A model of the operator's folder that cannot be used.
-    #[error("{name} in --models-dir {folder}: {why}; brigade models lists what is there")]
+    #[error("{name} in --models-dir {folder}: {why}; brigade models lists the models there")]
     Filed {
         /// The name of the model.
         name: String,

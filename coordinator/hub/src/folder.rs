@@ -84,7 +84,7 @@ pub fn find(folder: &Path, own: &Path, name: &str) -> Result<Option<PathBuf>, Hu
         _ => {
             let names: Vec<&str> = found.iter().map(|filed| filed.name.as_str()).collect();
             Err(wrong(format!(
-                "several are called so, name one with its folder: {}",
+                "several files have this name, give one with its folder: {}",
                 names.join(", ")
             )))
         }

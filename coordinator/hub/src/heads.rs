@@ -121,7 +121,7 @@ fn stretch(
         head.clear();
     }
     if from > head.len() as u64 {
-        return Ok(format!("it sends from byte {from}, and {have} was asked for"));
+        return Ok(format!("it sends from byte {from}, but byte {have} was asked for"));
     }
     let most = until - head.len() as u64;
     let mut reader = answer.body.with_config().limit(u64::MAX).reader().take(most);

@@ -99,7 +99,7 @@ pub fn described(
     let malformed = |why: String| malformed(url, why);
     let info: Info = serde_json::from_str(body).map_err(|error| malformed(error.to_string()))?;
     if info.sha.len() != COMMIT_DIGITS || !info.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(malformed("sha is no commit of 40 hex digits".to_string()));
+        return Err(malformed("sha is not a commit of 40 hex digits".to_string()));
     }
     if info.siblings.len() > MAX_FILES {
         return Err(malformed(format!("it has more than {MAX_FILES} files")));

@@ -168,8 +168,7 @@ impl Lock {
             None => return Err(wrong(format!("it has no version: {MOVE_AWAY}"))),
         }
         let lock: Self = serde_json::from_value(value).map_err(damaged)?;
-        let no_sense =
-            |of: &str| wrong(format!("what it says of {of:?} makes no sense: {MOVE_AWAY}"));
+        let no_sense = |of: &str| wrong(format!("its entry for {of:?} is not valid: {MOVE_AWAY}"));
         if let Some(entry) = lock.models.iter().find(|entry| !is_sound(entry)) {
             return Err(no_sense(&entry.name));
         }
@@ -366,7 +365,7 @@ mod tests {
             (&good[..good.len() / 2], "is damaged"),
             (newer.as_str(), "version 2, and this brigade knows version 1"),
             ("{}", "no version"),
-            (shorter.as_str(), "makes no sense"),
+            (shorter.as_str(), "is not valid"),
         ] {
             fs::write(dir.join(FILE_NAME), text).unwrap();
             let error = Lock::read(&dir).unwrap_err().to_string();

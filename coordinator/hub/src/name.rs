@@ -125,7 +125,7 @@ impl OllamaName {
             check_word(word)?;
         }
         if host.split_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_err()) {
-            return Err("what stands behind the host is no port");
+            return Err("the text behind the host is not a port");
         }
         let own = |word: &str| word.to_string();
         Ok(Self {
@@ -149,7 +149,7 @@ pub(crate) fn check_word(word: &str) -> Result<(), &'static str> {
         );
     }
     if !word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.+ ()[],=@".contains(c)) {
-        return Err("it has characters that no name has");
+        return Err("it has characters that names do not have");
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ fn check_address(name: &str) -> Result<(), &'static str> {
         return Err("an address with a user's name in it would stand in logs: leave it out");
     }
     if host.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return Err("it is no address");
+        return Err("it is not a valid address");
     }
     if path.split('/').any(|part| part == "..") {
         return Err("names lead to no other folder: leave out ..");

@@ -59,7 +59,7 @@ impl Own {
         };
         let words: Vec<&str> = relative.split('/').collect();
         if words.len() > MAX_DEPTH {
-            return Err(outside("it lies too deep"));
+            return Err(outside("its path has too many folders"));
         }
         words.iter().try_for_each(|word| check_word(word).map_err(outside))
     }
@@ -110,7 +110,9 @@ impl Own {
         match held {
             // Its lock ends with the process, however that ends.
             Ok(file) => std::mem::forget(file),
-            Err(error) => tracing::debug!(%error, "nobody is told that the model is in use"),
+            Err(error) => {
+                tracing::debug!(%error, "the model cannot be locked: `brigade prune` does not see that it is in use")
+            }
         }
     }
 
@@ -169,7 +171,7 @@ impl Own {
                 .map_err(HubError::io("write", &path))
         };
         if let Err(error) = noted() {
-            tracing::debug!(%error, "nobody is told whose the files are");
+            tracing::debug!(%error, "the names of the files' model cannot be written beside them");
         }
     }
 
@@ -195,12 +197,13 @@ impl Own {
         for word in &words {
             let parent = folders.last().ok_or_else(|| outside("its folder is gone"))?;
             let next = open_folder(parent, Path::new(word));
-            folders.push(next.map_err(|_| outside("a folder on the way to it is a link or none"))?);
+            folders
+                .push(next.map_err(|_| outside("a part of its path is a link or not a folder"))?);
         }
         let parent = folders.last().ok_or_else(|| outside("its folder is gone"))?;
         let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(error)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(outside("it is no plain file"));
+            return Err(outside("it is not a regular file"));
         }
         rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(error)?;
         // A folder with something in it stays, by the system's own rule.

@@ -81,12 +81,14 @@ fn check(answer: &super::client::Answer, file: &FileAt, at: u64) -> Result<(), H
     match answer.status {
         206 => {}
         200 if file.etag.is_some() => {
-            return Err(changed("all of it comes where a part was asked for".to_string()));
+            return Err(changed(
+                "the server sends the whole file where a part was asked for".to_string(),
+            ));
         }
         200 => {
             return Err(HubError::Broken {
                 url,
-                why: "its server knows no parts of files".to_string(),
+                why: "its server does not send parts of files (range requests)".to_string(),
             });
         }
         status => {
@@ -106,7 +108,7 @@ fn check(answer: &super::client::Answer, file: &FileAt, at: u64) -> Result<(), H
     let etag = text(&answer.head, "etag");
     match &file.etag {
         Some(wanted) if etag != Some(wanted) => {
-            Err(changed("its server names another state of it".to_string()))
+            Err(changed("its server names another version of the file (ETag)".to_string()))
         }
         _ => Ok(()),
     }

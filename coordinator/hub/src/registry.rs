@@ -50,7 +50,7 @@ pub fn weights(manifest: &str, name: &OllamaName) -> Result<RemoteFile, String> 
         .to_string());
     };
     let hash = layer.digest.strip_prefix("sha256:").filter(|hash| is_sha256(hash));
-    let sha256 = Some(hash.ok_or("the digest of its weights is no SHA-256")?.to_string());
+    let sha256 = Some(hash.ok_or("the digest of its weights is not a SHA-256")?.to_string());
     Ok(RemoteFile {
         path: format!("{}-{}.gguf", name.model, name.tag),
         size: layer.size,
@@ -71,7 +71,7 @@ pub fn resolve(client: &Client, name: &OllamaName) -> Result<Resolved, HubError>
     let text = answer.text(MAX_MANIFEST_BYTES)?;
     let file = weights(&text, name).map_err(|why| HubError::Malformed {
         url: answer.url.clone(),
-        what: "manifest that brigade can use",
+        what: "manifest",
         why,
     })?;
     let urls = file.sha256.iter().map(|hash| format!("{base}/blobs/sha256:{hash}")).collect();
@@ -106,7 +106,7 @@ mod tests {
             read(&[layer("template", "sha256:0"), model.clone(), layer("projector", "x")]).unwrap();
         assert_eq!((file.path.as_str(), file.size, file.sha256), ("x-1b.gguf", 7, Some(hash)));
         assert!(read(&[layer("tensor", "sha256:0")]).unwrap_err().contains("for each tensor"));
-        assert!(read(&[layer("model", "sha256:../../x")]).unwrap_err().contains("no SHA-256"));
+        assert!(read(&[layer("model", "sha256:../../x")]).unwrap_err().contains("not a SHA-256"));
         assert!(read(&[model.clone(), model]).unwrap_err().contains("exactly one"));
         assert!(weights("<html>", &name).is_err());
     }

@@ -124,7 +124,8 @@ impl Remote {
         let folder = own.path(&place)?;
         match free_in(&folder) {
             Some(free) if free < needed.saturating_add(SPARE_ROOM) => {
-                let name = format!("what a worker that cannot fetch needs of {}", self.name);
+                let name =
+                    format!("tensors of {} for a worker that cannot fetch them itself", self.name);
                 Err(HubError::NoRoom { folder: self.settings.folder.clone(), name, free, needed })
             }
             _ => {

@@ -126,8 +126,7 @@ impl<'a> Resolver<'a> {
         let name = ModelName::parse(text)?;
         let given = || text.display().to_string();
         if matches!(name, ModelName::Path(_)) {
-            let why =
-                "a path is there or not; a name begins with hf:, ollama: or https://".to_string();
+            let why = "a path must exist; a name begins with hf:, ollama: or https://".to_string();
             return Err(HubError::Name { name: given(), why });
         }
         if self.settings.offline {

@@ -129,7 +129,7 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
         if let Some(hint) = filed() {
             return Err(not_ours(hint));
         }
-        return Err(not_ours("brigade models lists what is here; files by path and of other programs are theirs to delete".to_string()));
+        return Err(not_ours("brigade models lists what is here; it deletes no files given by path and none of other programs".to_string()));
     };
     if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
         let hint =

@@ -367,7 +367,7 @@ async fn serve(stream: UnixStream, admin: Admin) {
     let Ok(Ok(_)) = timeout(ASKED_WITHIN, reading.read_line(&mut line)).await else { return };
     let answer = match serde_json::from_str::<Question>(&line) {
         Ok(question) => admin.ask(question).await,
-        Err(error) => Err(Refused(format!("this is no question: {error}"))),
+        Err(error) => Err(Refused(format!("this is not a question: {error}"))),
     };
     let line = match answer {
         Ok(answer) => Line::Answer(answer),

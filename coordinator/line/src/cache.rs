@@ -60,8 +60,8 @@ impl Cache {
                 let number = names.iter().find(|(_, of)| *of == name).map(|(number, _)| *number);
                 let unknown = || {
                     format!(
-                        "no key is called {name:?}: `brigade cluster cache` says who has something; \
-                             {NO_KEY:?} is what came without a key, and {ALL:?} drops everything"
+                        "no key is called {name:?}: `brigade cluster cache` lists the keys that have kept states; \
+                             {NO_KEY:?} stands for requests without a key, and {ALL:?} drops everything"
                     )
                 };
                 Some(number.ok_or_else(unknown)?)

@@ -264,7 +264,7 @@ impl Driver {
                 tracing::debug!(
                     sequence = request.0,
                     tokens,
-                    "goes on: computes again what it had"
+                    "a request goes on: the line computes its earlier tokens again"
                 );
                 let before = self.numerics_before;
                 if let Some(live) = self.live.get_mut(&request) {
@@ -515,7 +515,7 @@ impl Driver {
         let Break { reason, stage } = how;
         let fault = Fault { epoch: line.epoch, reason: reason.clone(), stage, stuck_after_us };
         if self.faults.try_send(fault).is_err() {
-            tracing::warn!("the supervisor has not taken the last fault yet");
+            tracing::warn!("a fault of the line is not reported: the supervisor is still busy");
         }
         self.broken = Some((Instant::now(), reason));
     }

@@ -105,7 +105,7 @@ impl Failure {
             Self::Unfinished(Unfinished::Displaced { retry_after_s }) => Words::open(
                 Remedy::Wait { retry_after_s: *retry_after_s },
                 format!(
-                    "as many requests wait as may, and most of them are yours: send fewer at once; try again in \
+                    "the queue is full, and most of its requests are yours: send fewer at once; try again in \
                      {retry_after_s} s"
                 ),
             ),
@@ -132,13 +132,12 @@ fn no_token(reason: &str, generated: u32) -> Words {
         // Most faults of a grammar are refused before anything is drawn; this is the rest.
         let sentence = format!(
             "the form that the answer has to fit (a schema, a grammar, a strict tool) gives no next token after \
-             {generated} generated tokens, or takes more steps than may be: make it simpler"
+             {generated} generated tokens, or takes more steps than are allowed: make it simpler"
         );
         (Remedy::AnotherRequest, sentence)
     } else if SampleError::is_nothing_left(reason) {
         let sentence = format!(
-            "no token is left to choose from after {generated} generated tokens: what is banned (logit_bias) and the \
-             form that the answer has to fit leave none; ban less, or allow more"
+            "no token is left to choose from after {generated} generated tokens: the banned tokens (logit_bias) and the form that the answer has to fit exclude all; ban fewer, or allow more"
         );
         (Remedy::AnotherRequest, sentence)
     } else {

@@ -221,7 +221,7 @@ impl Counts {
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum StateError {
     /// The request's state is not there (any more).
-    #[error("the state of the request is not kept")]
+    #[error("the state of the request was not kept")]
     NotKept,
     /// Nowhere to put it.
     #[error("there is no room for a sequence of {tokens} tokens")]

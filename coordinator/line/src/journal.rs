@@ -62,7 +62,7 @@ pub enum JournalError {
 
 /// The journal is full: the request can run, but not be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the journal holds as many resumable requests as it may ({} MiB)", .limit >> 20)]
+#[error("the journal is full of resumable requests (its limit is {} MiB)", .limit >> 20)]
 pub struct Full {
     /// Whether the key has used up its own part.
     pub is_own: bool,

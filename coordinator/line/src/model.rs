@@ -251,13 +251,12 @@ impl Model {
         let left = self.gguf.tensors().iter().filter(|t| is_of_other_senses(&t.name)).count();
         let senses = (left > 0).then(|| {
             format!(
-                "{left} tensors are for images or sounds (v.*, mm.* and their like): they are left where they are, and the model \
-                 reads texts alone"
+                "{left} tensors are for images or sounds (v.*, mm.* and their like): they are not loaded, and the model reads text only"
             )
         });
         let template = self.text.bad_template().map(|why| {
             format!(
-                "the model's own chat template cannot be used: {why}; there are no chats without another one (--chat-template)"
+                "the model's own chat template cannot be used: {why}; requests for chats are refused; give another one with --chat-template"
             )
         });
         senses.into_iter().chain(template).collect()

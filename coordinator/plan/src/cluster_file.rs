@@ -152,7 +152,7 @@ impl Entry {
                         "auto" => HostExperts::Auto,
                         "host" => HostExperts::All,
                         other => {
-                            let why = "is none of auto, host, or a number of layers";
+                            let why = "is not auto, host, or a number of layers";
                             return Err(fail(format!("host.experts: {other:?} {why}")));
                         }
                     },

@@ -36,7 +36,7 @@ impl HandCut {
         let share = |item: &str| {
             let good = |share: &f64| (0.0..=MAX_SHARE).contains(share);
             item.trim().parse().ok().filter(good).ok_or_else(|| {
-                format!("{item:?} is no share: a number from 0 to {MAX_SHARE} is needed for each worker, as in 3,1,1")
+                format!("{item:?} is not a share: a number from 0 to {MAX_SHARE} is needed for each worker, as in 3,1,1")
             })
         };
         let shares: Vec<f64> = text.split([',', '/']).map(share).collect::<Result<_, _>>()?;
@@ -58,7 +58,7 @@ impl HandCut {
     pub fn borders(text: &str) -> Result<Self, String> {
         let border = |item: &str| {
             item.trim().parse().map_err(|_| {
-                format!("{item:?} is no layer: give the first layer of each worker but the first, as in 12,24")
+                format!("{item:?} is not a layer: give the first layer of each worker but the first, as in 12,24")
             })
         };
         let borders: Vec<usize> = text.split(',').map(border).collect::<Result<_, _>>()?;
@@ -291,19 +291,19 @@ mod tests {
     #[test]
     fn what_is_no_cut_is_refused_with_what_would_be() {
         for (text, says) in [
-            ("", "is no share"),
-            ("1,x", "\"x\" is no share"),
-            ("1,-1", "\"-1\" is no share"),
-            ("1,NaN", "\"NaN\" is no share"),
-            ("1,inf", "\"inf\" is no share"),
+            ("", "is not a share"),
+            ("1,x", "\"x\" is not a share"),
+            ("1,-1", "\"-1\" is not a share"),
+            ("1,NaN", "\"NaN\" is not a share"),
+            ("1,inf", "\"inf\" is not a share"),
             ("0,0", "all shares are 0"),
         ] {
             let error = HandCut::shares(text).unwrap_err();
             assert!(error.contains(says) && error.contains("as in 3,"), "{text}: {error}");
         }
         for (text, says) in [
-            ("", "is no layer"),
-            ("-1", "is no layer"),
+            ("", "is not a layer"),
+            ("-1", "is not a layer"),
             ("4,4", "must ascend"),
             ("8,4", "must ascend"),
         ] {

@@ -74,8 +74,9 @@ pub struct BenchArgs {
     /// Instead of both tests: time between the tokens of decoding sequences while prompts arrive
     #[arg(long)]
     mixed: bool,
-    /// Instead of both tests: decode with drafts of which so many are right, each a probability, beside decode without.
-    /// Answers are drawn first, and drafted with as many wrong tokens; all the rest is as in earnest
+    /// Instead of both tests: decode with drafts beside decode without, for each of these probabilities (0 to 1) that a
+    /// drafted token is right. Answers are drawn first, and then drafted with that share of right tokens; all else runs
+    /// as for real requests
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["mixed", "depth", "trace"])]
     speculate: Vec<f64>,
     /// With --speculate: beside each row another one, in which a stream has one part with drafts on the line at a time

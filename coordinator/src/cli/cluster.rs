@@ -26,13 +26,13 @@ const ASKED_WITHIN: Duration = Duration::from_secs(3);
 Examples:
   brigade cluster status
   brigade cluster drain lab          before its machine is shut down; an address does as well: 10.0.0.2:7070
-  brigade cluster undrain lab        it may have layers again
+  brigade cluster undrain lab        let it have layers again
   brigade cluster move 4..8 attic
   brigade cluster add 10.0.0.4:7070
   brigade cluster rebalance
   brigade cluster status --model small   where several models are served
   brigade cluster models             which models are loaded; load, unload and pin change that
-  brigade cluster cache --drop ann   what is kept of the prompts of the key ann
+  brigade cluster cache --drop ann   drop the kept states of the key ann
 
 The coordinator is found by its data folder: the command runs on its machine, as its user.")]
 pub struct ClusterArgs {
@@ -88,22 +88,23 @@ enum What {
         /// Its name, as in models
         name: String,
     },
-    /// Unload a model that nobody uses
+    /// Unload an idle model
     Unload {
         /// Its name, as in models
         name: String,
     },
-    /// A model stays once it is loaded, until the server ends
+    /// Never unload a model once it is loaded, until the server ends
     Pin {
         /// Its name, as in models
         name: String,
-        /// It may go again
+        /// Let the model be unloaded again when it is idle
         #[arg(long)]
         off: bool,
     },
-    /// Show what is kept of prompts, the largest of each owner; never texts
+    /// Show the kept states of prompts, the largest of each API key; never texts
     Cache {
-        /// Drop what is kept of a key, by its name, or of all: in memory and what the line's workers have written
+        /// Drop the kept states of an API key, by its name, or of all: from memory, and from the records that the
+        /// line's workers have written
         #[arg(long, value_name = "OWNER|all")]
         drop: Option<String>,
     },

@@ -61,7 +61,7 @@ impl PriorityArg {
 
 #[derive(Debug, Args)]
 struct CreateArgs {
-    /// What it is called in lists and logs
+    /// Name of the key in lists and logs
     name: String,
     /// Tokens of prompts and answers in a minute, over time
     #[arg(long, value_name = "N")]
@@ -72,17 +72,17 @@ struct CreateArgs {
     /// Requests at once
     #[arg(long, value_name = "N")]
     concurrent: Option<u64>,
-    /// Models that it may use, as /v1/models names them [default: all]
+    /// Models that the key may use, as /v1/models names them [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     models: Vec<String>,
-    /// Its share of the line beside other keys
+    /// The key's share of the line beside other keys
     #[arg(long, value_enum, default_value_t = PriorityArg::Normal)]
     priority: PriorityArg,
-    /// How long it is good for, such as 12h, 30d [default: until it is revoked]
+    /// How long the key is valid, such as 12h, 30d [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = units::some_time)]
     expires: Option<Duration>,
-    /// It opens the admin listener (/metrics, /admin, /health with reasons) where that is beyond loopback, and
-    /// nothing else
+    /// Make a key for the admin listener (/metrics, /admin, /health with reasons) where that is beyond loopback, and
+    /// for nothing else
     #[arg(long, conflicts_with_all = ["tokens_per_minute", "requests_per_minute", "concurrent", "models"])]
     admin: bool,
     /// Print the key as JSON
@@ -103,7 +103,7 @@ struct ListArgs {
 
 #[derive(Debug, Args)]
 struct RevokeArgs {
-    /// Its name
+    /// Name of the key
     name: String,
     #[command(flatten)]
     data_dir: DataDirArgs,

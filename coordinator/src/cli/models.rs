@@ -97,14 +97,14 @@ pub struct RmArgs {
     from: FromArgs,
 }
 
-/// Delete models that brigade has fetched and nobody uses.
+/// Delete models that brigade has fetched and that are not in use.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   brigade prune --unused-since 30d          says what it would delete
   brigade prune --unused-since 30d --yes    deletes it")]
 pub struct PruneArgs {
-    /// Models that were not run for so long, such as 12h, 30d
+    /// Models that were not run for this time, such as 12h, 30d
     #[arg(long, value_name = "TIME", default_value = "30d", value_parser = units::duration)]
     unused_since: Duration,
     /// Delete, and not only say what would be deleted

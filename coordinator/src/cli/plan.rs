@@ -45,7 +45,8 @@ pub struct PlanArgs {
     /// Workers from a file
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["workers", "worker"])]
     cluster: Option<PathBuf>,
-    /// Which workers of --cluster each model of this file of options would be lent by serve --control, and which take turns
+    /// For each model of this file of options: which workers of --cluster it would be lent by serve --control, and
+    /// which models would take turns
     #[arg(long, value_name = "FILE.toml", requires = "cluster", conflicts_with_all = ["model", "explain"])]
     fleet: Option<PathBuf>,
     /// Say why each stage holds what it holds
@@ -60,7 +61,7 @@ pub struct PlanArgs {
     /// Sequences at once
     #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
-    /// Sequences kept for later requests [default: as brigade serve]
+    /// Finished sequences whose states are kept for later requests [default: as brigade serve]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
     keep: Option<u32>,
     /// Type of the KV cache

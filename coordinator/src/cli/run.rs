@@ -103,8 +103,8 @@ pub struct RunArgs {
         requires = "chat"
     )]
     system: Option<String>,
-    /// Guide the answer away from this text (classifier-free guidance): what stands in the prompt's place, with --chat
-    /// in the system message's [default: the prompt's last token]
+    /// Guide the answer away from this text (classifier-free guidance): it takes the prompt's place in a second
+    /// sequence, with --chat the system message's place [default: the prompt's last token]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "guidance_scale")]
     negative_prompt: Option<String>,
     /// How strongly to guide: 1 is off, 1.5 is usual; a second sequence is computed

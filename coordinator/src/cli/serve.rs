@@ -106,8 +106,8 @@ pub struct ServeArgs {
     /// Let workers join on this address (brigade worker --join)
     #[arg(long, value_name = "ADDR")]
     pub(super) control: Option<Address>,
-    /// Workers to wait for before the first line is built, joined ones included; later ones are built by those
-    /// that are there, as soon as they have the memory. Of several models: workers that a model is lent at least
+    /// Workers to wait for before the first line is built, joined ones included; later ones are built by those that are
+    /// there, as soon as they have the memory. With several models: the least number of workers that a model is lent
     #[arg(long, value_name = "N", default_value_t = 1, requires = "control")]
     expect: usize,
     /// Positions of a sequence [default: what the model was trained on, as far as memory allows]
@@ -116,9 +116,9 @@ pub struct ServeArgs {
     /// Sequences at once; more wait
     #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
-    /// Sequences kept for later requests that begin alike; a chat's next turn then computes only what is
-    /// new. 0: none [default: 4 for each of --max-seqs, or 1 where the model has recurrent states, which
-    /// take memory]
+    /// Finished sequences whose states are kept: a later request that begins alike, such as a chat's next turn, then
+    /// computes only its new tokens. 0: keep none [default: 4 for each of --max-seqs, or 1 where the model has
+    /// recurrent states, which take memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
     keep: Option<u32>,
     /// Requests that may wait for a place; more are refused with 429
@@ -130,8 +130,8 @@ pub struct ServeArgs {
     repair_within: Duration,
     #[command(flatten)]
     speculation: SpeculateArgs,
-    /// Where workers copy the states of running streams, so that less is computed again when one is lost: off, buddy
-    /// (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
+    /// Where workers copy the states of running streams, so that less is computed again when a worker is lost: off,
+    /// buddy (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
     #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
     checkpoint: Checkpoint,
     /// With --checkpoint: tokens of an answer after which a stream's recurrent states are copied again, in its prompt four
@@ -139,34 +139,36 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHECKPOINT_EVERY,
         value_parser = clap::value_parser!(u32).range(1..))]
     checkpoint_every: u32,
-    /// Memory of each local worker for records of kept prefixes, e.g. 4G: prompts that begin like earlier ones are loaded
-    /// when their states had to go, or the line was cut anew; 0: none. Workers of other machines have an option of their own
+    /// Memory of each local worker for records of kept prefixes, e.g. 4G: a prompt's beginning is loaded from them, and
+    /// not computed again, when its state was evicted or the line was cut anew; 0: none. Workers on other machines have
+    /// their own option --prefix-ram
     #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_ram: u64,
-    /// The same on the disk, in the cache's folder: these records also outlive the processes
+    /// Disk space of each local worker for such records, in the cache's folder: there they also outlive the processes
     #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_disk: u64,
-    /// How long a worker that was lost is waited for before its layers go to the others, or to a spare worker, if
-    /// they have the memory; where as many workers as before are there, nobody is waited for. Such as 0, 30s, 5m
+    /// How long to wait for a lost worker before its layers go to the other workers, or to a spare one, if they have
+    /// the memory. There is no wait if, with a spare, as many workers as before are connected. Such as 0, 30s, 5m
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     replace_after: Duration,
-    /// Whether layers are cut anew when workers have joined, or compute slower than planned, and the line would be at
-    /// least 15 % faster: auto, at most every 5 minutes; manual: by brigade cluster rebalance
+    /// Whether the server cuts layers anew by itself when workers have joined, or compute slower than planned, and the
+    /// line would be at least 15 % faster: auto (yes, at most every 5 minutes) or manual (only on brigade cluster
+    /// rebalance)
     #[arg(long, value_enum, default_value_t = Rebalance::Manual)]
     rebalance: Rebalance,
     /// How long a worker must compute slower than planned before --rebalance auto takes layers from it
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = units::duration)]
     slow_after: Duration,
-    /// When the model is loaded: start, with the server; demand, when a request needs it, in the place of models that
-    /// nobody uses if there is no room
+    /// When the model is loaded: start, with the server; demand, when a request needs it; if there is no room, idle
+    /// models are unloaded
     #[arg(long, value_enum, default_value_t = Load::Start, value_name = "WHEN")]
     load: Load,
-    /// With --load demand: unload the model when nobody has used it for so long [default: when another one needs its
+    /// With --load demand: unload the model when it has been idle for this time [default: when another one needs its
     /// memory]. Such as 10m
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     unload_after: Option<Duration>,
-    /// With --load demand: a model that is always in use has its place for so long; then it yields to one that waits for
-    /// it: it takes nothing new, ends what runs, and goes. Such as 60s
+    /// With --load demand: how long a model in constant use stays loaded before it makes room for one that waits. It
+    /// then takes no new requests, completes those that run, and is unloaded. Such as 60s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     swap_after: Duration,
     /// With --load demand: most models that are loaded at once [default: as many as have room]

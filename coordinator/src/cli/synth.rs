@@ -36,16 +36,16 @@ pub struct SynthArgs {
     /// Rank of the adapter
     #[arg(long, value_name = "N", default_value_t = 8, requires = "adapter_of")]
     rank: u32,
-    /// What the adapter scales its changes with, over the rank [default: its rank]
+    /// Alpha of the adapter: its changes are scaled by alpha divided by the rank [default: its rank]
     #[arg(long, value_name = "X", requires = "adapter_of")]
     alpha: Option<f32>,
-    /// Size; an unknown one lists those there are
+    /// Size of the model; for an unknown one, the command lists the known ones
     #[arg(long, default_value = "0.6b")]
     size: String,
     /// Types of the weights, as llama.cpp names them
     #[arg(long, default_value = "Q4_K_M")]
     quant: String,
-    /// Two seeds, two models
+    /// Seed of the random weights: the same seed gives the same model
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Write metadata and tensor directory only: enough for plan and inspect

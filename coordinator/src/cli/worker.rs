@@ -43,7 +43,7 @@ pub struct WorkerArgs {
     /// by which this machine reaches the coordinator]
     #[arg(long, value_name = "ADDR", required_unless_present = "join")]
     listen: Option<String>,
-    /// Tell the coordinator on this control address where this worker is
+    /// Join the coordinator at this control address (serve --control)
     #[arg(long, value_name = "ADDR")]
     join: Option<String>,
     /// Join the coordinator's cluster with this token (brigade token create): connections are over TLS from then on.
@@ -56,11 +56,11 @@ pub struct WorkerArgs {
         hide_env_values = true
     )]
     token: Option<String>,
-    /// Read the token from this file, or from standard input (-), or the whole line that `brigade token create` printed;
-    /// once the worker has joined the file may be gone
+    /// Read the token from this file, or from standard input (-), or the whole line that `brigade token create`
+    /// printed; the file is not needed once the worker has joined
     #[arg(long, value_name = "FILE", requires = "join", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// What to be called in the cluster [default: this machine's name]
+    /// Name of this worker in the cluster [default: this machine's name]
     #[arg(long, value_name = "NAME", requires = "join")]
     name: Option<String>,
     #[command(flatten)]
@@ -70,7 +70,7 @@ pub struct WorkerArgs {
     /// Take credentials from standard input
     #[arg(long, hide = true)]
     credentials_on_stdin: bool,
-    /// The address to tell it [default: where it listens]
+    /// Address at which the coordinator and other workers reach this worker [default: where it listens]
     #[arg(long, value_name = "HOST:PORT", requires = "join")]
     advertise: Option<String>,
     /// Memory a stage may take, e.g. 12G [default: what the machine or its cgroup leaves, or the GPU's memory]
@@ -85,29 +85,33 @@ pub struct WorkerArgs {
     /// Compute threads [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// What computes: auto, cpu, or a GPU as `brigade devices` lists them: vulkan:0, or vulkan:0+cpu with the host beside it for
-    /// what experts do not fit [default: auto, the first GPU that there is, else the CPU]
+    /// Device that computes: auto, cpu, or a GPU by its name in `brigade devices`, such as vulkan:0. With +cpu behind
+    /// it (vulkan:0+cpu), routed experts that do not fit its memory lie in the host's memory [default: auto, the first
+    /// GPU that there is, else the CPU]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
-    /// Where a mixture's routed experts are beside a GPU: auto (with the host what does not fit), device, host, or of so many
-    /// first layers with the host. Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
+    /// Where the routed experts of a mixture lie beside a GPU: device (its memory), host (the host's memory), auto (the
+    /// host's memory for those that do not fit the GPU's), or a number N (the host's memory for those of the first N
+    /// layers). Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
     #[arg(long, value_name = "WHERE")]
     experts: Option<String>,
-    /// All routed experts with the host, beside a GPU that computes the rest: as --experts host
+    /// Keep all routed experts in the host's memory, beside a GPU that computes the rest: the same as --experts host
     #[arg(long, conflicts_with = "experts")]
     cpu_moe: bool,
-    /// Those of the first N layers: as --experts N
+    /// Keep the routed experts of the first N layers in the host's memory: the same as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["experts", "cpu_moe"])]
     n_cpu_moe: Option<u32>,
-    /// Memory of the GPU for copies of those experts of the host's memory that are used most, e.g. 4G. Results do not depend on it
-    /// [default: none]
+    /// Memory of the GPU for copies of the most used of the experts in the host's memory, e.g. 4G. Results do not
+    /// depend on it [default: none]
     #[arg(long, value_name = "SIZE")]
     expert_cache: Option<String>,
-    /// Leave a GPU's matrix units alone, where its driver fails with them: prompts then take longer, results are the same
+    /// Do not use the GPU's matrix units, for drivers that fail with them: prompts then take longer, results are the
+    /// same
     #[arg(long)]
     no_coopmat: bool,
-    /// Compute prompts on a GPU's f16 matrix units, which is faster there: answers then have other bits than without, and may change
-    /// with the GPU, its driver, and the requests beside them; the promise of the same bytes does not hold
+    /// Compute prompts on the GPU's f16 matrix units, which is faster. Answers may then differ from those without this
+    /// option, and may change with the GPU, its driver, and the requests that run at the same time: the same bytes are
+    /// not promised
     #[arg(long, conflicts_with = "no_coopmat")]
     fast_math: bool,
     /// After so many batches of commands the GPU counts as lost, once
@@ -129,11 +133,11 @@ pub struct WorkerArgs {
     /// Bound of the cache's size, e.g. 64G
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
-    /// Memory for records of kept prefixes, beside the stage's, e.g. 4G: prompts that begin like earlier ones are loaded when
-    /// their states had to go, or the line was cut anew; 0: none. It is part of --memory
+    /// Memory for records of kept prefixes, apart from the stage's, e.g. 4G: a prompt's beginning is loaded from them,
+    /// and not computed again, when its state was evicted or the line was cut anew; 0: none. It is part of --memory
     #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_ram: u64,
-    /// Disk for the same, in the cache's folder, e.g. 100G: these records also outlive the process; 0: none
+    /// Disk space for such records, in the cache's folder, e.g. 100G: there they also outlive the process; 0: none
     #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_disk: u64,
     /// Read no model file that the coordinator names, even if it is here: take pushed weights only
@@ -142,9 +146,9 @@ pub struct WorkerArgs {
     /// Allow plain, unauthenticated connections beyond loopback
     #[arg(long)]
     insecure_network: bool,
-    /// Stages of this machine, each in a process of its own, for as many models. --memory, --prefix-ram and --prefix-disk are
-    /// for all together, and shared alike; on the CPU stages compute in turn. They are called NAME.1 and so on, and listen on
-    /// ports that follow each other
+    /// Stages to run on this machine, each in a process of its own, for as many models. They divide --memory,
+    /// --prefix-ram and --prefix-disk equally; on the CPU they compute in turn. Their names are NAME.1, NAME.2 and so
+    /// on, and they listen on consecutive ports
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
     /// Which stage of a node this process is: 2/3
@@ -206,7 +210,7 @@ fn keep_what_drivers_compile(cache: Option<&Path>) {
     let mut command = std::process::Command::new(program);
     command.arg0(args.next().unwrap_or_default()).args(args).env(MESA_CACHE_VARIABLE, cache);
     // It returns only if it fails: then they compile at each start.
-    tracing::warn!(error = %command.exec(), "drivers keep nothing of what they compile");
+    tracing::warn!(error = %command.exec(), "this process cannot be started again with its own shader cache: GPU drivers compile their kernels at every start");
 }
 
 /// Confines the process to what a worker does to files, before it has threads.

@@ -66,7 +66,8 @@ pub fn read(path: &Path) -> Result<Option<String>, TlsError> {
     let mut text = String::new();
     let n = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed(path))?;
     if n as u64 > MAX_BYTES {
-        let problem = format!("it has more than {MAX_BYTES} bytes: this is no file of brigade's");
+        let problem =
+            format!("it has more than {MAX_BYTES} bytes: this is not a file of brigade's");
         return Err(TlsError::malformed(path.display().to_string(), problem));
     }
     Ok(Some(text))

@@ -65,7 +65,9 @@ impl Identity {
 }
 
 fn show(chain: Vec<CertificateDer<'static>>, key: &Arc<dyn SigningKey>) -> Result<Shown, TlsError> {
-    let own = chain.first().ok_or_else(|| TlsError::malformed("certificate", "there is none"))?;
+    let own = chain
+        .first()
+        .ok_or_else(|| TlsError::malformed("certificate", "the chain of certificates is empty"))?;
     let party = party_of(own).map_err(|why| TlsError::malformed("certificate", why.to_string()))?;
     let certified = CertifiedKey::new(chain, key.clone());
     let unequal = |e| TlsError::malformed("certificate", format!("it is another key's: {e}"));
@@ -101,7 +103,7 @@ impl ResolvesClientCert for Identity {
 /// The text has no certificate, or an invalid one.
 pub fn certificates(what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    let all = all.map_err(|e| TlsError::malformed(what, format!("is no PEM: {e}")))?;
+    let all = all.map_err(|e| TlsError::malformed(what, format!("is not PEM: {e}")))?;
     if all.is_empty() {
         return Err(TlsError::malformed(what, "has no certificate in PEM"));
     }

@@ -152,7 +152,7 @@ pub fn check_name(name: &str) -> Result<(), TlsError> {
     }
     let shown: String = name.chars().take(MAX_PARTY_NAME_BYTES).collect();
     let problem = format!(
-        "\"{shown}\" is no name for a node: write 1 to {MAX_PARTY_NAME_BYTES} letters, digits, dots and hyphens"
+        "\"{shown}\" cannot be a node's name: write 1 to {MAX_PARTY_NAME_BYTES} letters, digits, dots and hyphens"
     );
     Err(TlsError::malformed("name", problem))
 }

@@ -245,7 +245,7 @@ impl Transport {
     ) -> io::Result<Self> {
         let shown = stream.get_ref().1.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
         let who = shown.and_then(who_of);
-        let who = who.ok_or_else(|| io::Error::other("its key is none of P-256"))?;
+        let who = who.ok_or_else(|| io::Error::other("its key is not a P-256 key"))?;
         if let Some(party) = who.party()
             && !revoked.watch(party.key, &cut)
         {

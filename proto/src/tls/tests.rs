@@ -289,7 +289,7 @@ async fn a_revoked_key_gets_nothing_and_loses_what_it_has() {
     assert!(ended.is_err(), "a reader that waits is woken");
     let (server, client) = meet(&worker, &desk, any(Role::Worker)).await;
     assert!(why(server).words.contains("revoked"));
-    assert!(why(client).words.contains("our certificate was revoked"));
+    assert!(why(client).words.contains("this node's certificate was revoked"));
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ impl FromStr for Token {
     fn from_str(text: &str) -> Result<Self, TlsError> {
         let bad = || {
             let problem =
-                "this is no token: give the last word that `brigade token create` printed";
+                "this is not a token: give the last word that `brigade token create` printed";
             TlsError::malformed("--token", problem)
         };
         let text = text.trim();

@@ -71,7 +71,7 @@ pub enum Refused {
         wanted: String,
     },
     /// The certificate cannot be parsed, or has no role and name.
-    #[error("its certificate is no good: {0}")]
+    #[error("its certificate is not valid: {0}")]
     Malformed(String),
 }
 

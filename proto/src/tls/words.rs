@@ -67,7 +67,7 @@ fn of_certificate(why: &CertificateError) -> String {
         CertificateError::UnknownIssuer => Refused::OtherAuthority.to_string(),
         CertificateError::Revoked => Refused::Revoked.to_string(),
         CertificateError::Other(inner) => inner.to_string(),
-        other => format!("its certificate is no good: {other:?}"),
+        other => format!("its certificate is not valid: {other:?}"),
     }
 }
 
@@ -75,25 +75,24 @@ fn of_certificate(why: &CertificateError) -> String {
 fn of_alert(alert: AlertDescription) -> Option<&'static str> {
     Some(match alert {
         AlertDescription::CertificateExpired => {
-            "it says that our certificate has expired or has not begun: it renews by itself while the \
+            "it says that this node's certificate has expired or has not begun: it renews by itself while the \
              coordinator is reached; see that the clocks of both machines are right"
         }
         AlertDescription::CertificateRevoked => {
-            "it says that our certificate was revoked: this node may not join again"
+            "it says that this node's certificate was revoked: this node may not join again"
         }
         AlertDescription::UnknownCA => {
-            "it does not know the authority of our certificate: it is of another cluster; join this one with \
-             a token of it"
+            "it does not know the authority of this node's certificate, which is of another cluster: join its cluster with a token of it"
         }
         AlertDescription::CertificateRequired | AlertDescription::NoCertificate => {
-            "it asks for a certificate and we have none: join with a token"
+            "it asks for a certificate and this node has none: join with a token"
         }
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate
         | AlertDescription::CertificateUnknown
         | AlertDescription::AccessDenied
         | AlertDescription::DecryptError => {
-            "it refuses our certificate: another role, key or form was expected there; its log says which"
+            "it refuses this node's certificate: another role, key or form was expected there; its log says which"
         }
         _ => return None,
     })

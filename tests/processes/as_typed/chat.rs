@@ -57,7 +57,7 @@ fn a_pipe_chats_with_a_server_line_by_line() {
     assert_eq!(talk.out(), expected);
 
     let remarks = talk.remarks();
-    assert!(remarks.contains("/nonsense is no command"), "{remarks}");
+    assert!(remarks.contains("/nonsense is not a command"), "{remarks}");
     assert!(remarks.contains("tokens/s") && !remarks.contains('\x1b'), "{remarks}");
     let counts = counts(&remarks);
     assert!(counts.len() == 3 && counts[0].1 == 0, "{remarks}");
@@ -166,7 +166,7 @@ fn what_the_server_refuses_is_told_and_does_not_stay() {
     assert!(talk.ends().success());
     let remarks = talk.remarks();
     assert_eq!(remarks.matches("error: ").count(), 2, "{remarks}");
-    assert!(remarks.contains("say it again") && remarks.contains("temperature"), "{remarks}");
+    assert!(remarks.contains("send it again") && remarks.contains("temperature"), "{remarks}");
     assert_eq!(counts(&remarks).len(), 1, "{remarks}");
 
     let nobody = run(&["chat", "--url", "http://127.0.0.1:9"]);

@@ -266,7 +266,10 @@ fn secrets_are_not_shown() {
         let said = errors(&output) + &String::from_utf8_lossy(&output.stdout);
         assert!(!said.contains(&secret[5..]), "{args:?}: {said}");
         if args[1] == "check" {
-            assert!(said.contains("b.toml:4: token: everybody on this machine can read"), "{said}");
+            assert!(
+                said.contains("b.toml:4: token: every user of this machine can read"),
+                "{said}"
+            );
         }
     }
     let (value, from) = shown(&["worker"], "token", &[], Path::new(file));

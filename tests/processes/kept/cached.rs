@@ -180,7 +180,10 @@ fn dropped_while_requests_run(arch: &str) {
         (runs.join().unwrap().0, told)
     });
     println!("{arch}: {told}; {n_files} files before, {} now", records(&scene.place));
-    assert!(told.contains("kept states are dropped, and what the line's workers had"), "{told}");
+    assert!(
+        told.contains("kept states are dropped, with their records on the line's workers"),
+        "{told}"
+    );
     let gone = value(&scene.server, "brigade_states_gone_total{", "cause=\"dropped\"");
     assert!(gone > 0.0);
     assert!(records(&scene.place) < n_files, "what ann's records took is free");

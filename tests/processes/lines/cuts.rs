@@ -106,8 +106,8 @@ fn a_cut_is_what_runs_in_every_command() {
 fn what_does_not_fit_is_refused_with_what_would() {
     let cases: [(&[&str], &[&str]); 8] = [
         (&["--tensor-split", "0,0"], &["all shares are 0"]),
-        (&["--tensor-split", "1,nan"], &["\"nan\" is no share", "from 0 to"]),
-        (&["--tensor-split", "-1,2"], &["\"-1\" is no share"]),
+        (&["--tensor-split", "1,nan"], &["\"nan\" is not a share", "from 0 to"]),
+        (&["--tensor-split", "-1,2"], &["\"-1\" is not a share"]),
         (&["--tensor-split", "1,1,1,1,1,1,1"], &["7 workers", "at most 6 shares"]),
         (&["--cuts", "4,2"], &["must ascend"]),
         (&["--cuts", "6"], &["has 6 layers", "from 1 to 5"]),

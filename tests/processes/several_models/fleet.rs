@@ -395,10 +395,10 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     let (_, listed) = order(&["models"]);
     let line = listed.lines().find(|line| line.starts_with("second")).unwrap();
     assert!(line.contains("loaded") && line.contains("yes"), "{listed}");
-    assert!(order(&["unload", "none"]).1.contains("there are first, second, hybrid"));
+    assert!(order(&["unload", "none"]).1.contains("the names are first, second, hybrid"));
     assert_eq!(order(&["unload", "second"]), (true, "second is unloaded\n".to_owned()));
     assert_eq!(word("second"), "unloaded");
-    assert!(order(&["drain", "x"]).1.contains("say which with --model"));
+    assert!(order(&["drain", "x"]).1.contains("name its model with --model"));
     let pid = server.process.pid();
     assert_eq!(server.process.stop(PATIENCE), Some(0), "{pid} ends in order");
 }

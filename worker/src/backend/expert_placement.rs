@@ -84,7 +84,7 @@ impl Experts {
             (Some(text), _) => match text.parse() {
                 Ok(n) => Some(Self::Layers(n)),
                 Err(_) => {
-                    let problem = "is none of auto, device, host, or a number of layers";
+                    let problem = "is not auto, device, host, or a number of layers";
                     return wrong("--experts", text, problem);
                 }
             },
@@ -171,7 +171,7 @@ mod tests {
         };
         let said = |text| Raw { experts: Some(text), ..Raw::default() };
         for text in ["", "-1", "all", "4294967296"] {
-            assert!(refused(said(text), false).contains("none of auto, device, host"), "{text}");
+            assert!(refused(said(text), false).contains("is not auto, device, host"), "{text}");
         }
         assert!(refused(Raw { cpu_moe: true, ..said("auto") }, false).contains("give one"));
         assert!(refused(said("3"), true).contains("--fast-math"));

@@ -200,7 +200,7 @@ impl Disk {
     fn recover(&self, folder: &Path) -> io::Result<()> {
         let path = folder.join(PAGES);
         let bytes = fs::read(&path)?;
-        let missing = || io::Error::other("it does not say whose it is");
+        let missing = || io::Error::other("the checkpoint has no head that names its sequence");
         let (assembler, items, _) = records(&bytes).ok_or_else(missing)?;
         let head = assembler.head().ok_or_else(missing)?.clone();
         let file = Arc::new(File::open(&path)?);

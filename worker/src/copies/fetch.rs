@@ -127,7 +127,7 @@ impl Gathered {
             let message = message
                 .map_err(|_| lost(format!("nothing came for {STATE_STALL_MS} ms")))?
                 .map_err(from)?;
-            let Some(message) = message else { return Err(lost("they ended early".into())) };
+            let Some(message) = message else { return Err(lost("the stream ended early".into())) };
             match assembler.take(message)? {
                 None => {}
                 Some(Event::Item(item, bytes)) => {
@@ -145,7 +145,7 @@ impl Gathered {
                 }
                 Some(Event::End(Some(_))) => return Ok(()),
                 Some(Event::End(None) | Event::Forget(_)) => {
-                    return Err(lost("they are not whole".into()));
+                    return Err(lost("they are not complete".into()));
                 }
             }
         }

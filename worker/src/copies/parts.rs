@@ -214,7 +214,9 @@ pub fn mark_of(bytes: &[u8]) -> Result<TokenMark, Failure> {
 
 fn sixteen(field: &str, bytes: &[u8]) -> Result<[u8; COPY_NAME_BYTES], Failure> {
     let n = bytes.len();
-    bytes.try_into().map_err(|_| bad(format!("{field} has {n} bytes, {COPY_NAME_BYTES} are meant")))
+    bytes
+        .try_into()
+        .map_err(|_| bad(format!("{field} has {n} bytes, {COPY_NAME_BYTES} are expected")))
 }
 
 /// A refusal of what a peer sent.

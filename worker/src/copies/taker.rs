@@ -404,7 +404,7 @@ fn part(
         of,
         nbytes,
         ms,
-        "states wait for the next line; others are computed again"
+        "copies of states wait here for the next line; streams without one are computed again"
     );
 }
 
@@ -470,7 +470,7 @@ fn take(
     let to = CopyRoom { max_bytes: free, buffer: &buffer };
     let copy = runner.copy_new(slot, len, plane, named.sent_pages, to)?;
     if copy.n_pages == 0 && !copy.complete {
-        tracing::debug!(slot, len, "no room for a checkpoint: the next one goes on");
+        tracing::debug!(slot, len, "no room for a checkpoint: the next one copies what is missing");
         return Ok(());
     }
     let permits = copy.nbytes().div_ceil(PERMIT_BYTES).min(u32::MAX as usize) as u32;

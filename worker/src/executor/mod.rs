@@ -49,7 +49,7 @@ pub struct Executor {
 /// A stage that is stuck in a computation: its thread cannot be ended, nor its memory freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the stage has been at one ubatch for more than {} s and cannot be ended", .waited.as_secs()
+    "the stage has been computing one ubatch for more than {} s and cannot be stopped", .waited.as_secs()
 )]
 pub struct Stuck {
     /// How long it was waited for.

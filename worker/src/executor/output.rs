@@ -90,10 +90,10 @@ impl LaneOut {
                 })
             }
             (Self::Next(_), StageOutput::Rows(_)) => {
-                Err(Some(broken(lane, "it made rows and is not the last")))
+                Err(Some(broken(lane, "it made rows, but is not the last stage")))
             }
             (Self::Results(_), StageOutput::Boundary(_)) => {
-                Err(Some(broken(lane, "it made a boundary and is the last")))
+                Err(Some(broken(lane, "it made a boundary, but is the last stage")))
             }
         }
     }

@@ -175,9 +175,10 @@ impl Fetch {
             None => Ok(()),
             Some(Ended::Source(error)) => Err(io(error)),
             Some(Ended::Cache(error)) => Err(cache_failure(error)),
-            Some(Ended::Over) => {
-                Err(Failure::refusal(FailureKind::StaleEpoch, "nobody waits for what is fetched"))
-            }
+            Some(Ended::Over) => Err(Failure::refusal(
+                FailureKind::StaleEpoch,
+                "the coordinator that asked for the weights is gone",
+            )),
         }
     }
 

@@ -138,7 +138,8 @@ impl Loader {
         let found = match self.search(order, held, given_up)? {
             Search::Found(found) => found,
             Search::NeedsHashes | Search::Missing { .. } => {
-                let why = "weights are missing: call Prepare again and push what it names";
+                let why =
+                    "weights are missing: call Prepare again and push the tensors that it names";
                 return Err(Failure::refusal(FailureKind::WrongPhase, why));
             }
         };
@@ -210,7 +211,7 @@ impl Loader {
         let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
         if nbytes > room.nbytes {
             let why = format!(
-                "what layers [{}, {}) lack takes {nbytes} bytes, and {} are free beside the stage that computes",
+                "the missing weights of layers [{}, {}) take {nbytes} bytes, and {} are free beside the running stage",
                 order.spec.layer_begin, order.spec.layer_end, room.nbytes
             );
             return Err(Failure::refusal(FailureKind::NoMemory, why));
@@ -288,7 +289,11 @@ impl Loader {
             other => {
                 let reason = other.err().map(|error| error.to_string());
                 let path = &first.path;
-                tracing::warn!(path, reason, "an order names a file that is not its model");
+                tracing::warn!(
+                    path,
+                    reason,
+                    "the coordinator names a model file that cannot be read here or differs from its own: it is not used"
+                );
                 None
             }
         }

@@ -281,7 +281,7 @@ fn check_spec(spec: &StageSpec) -> Result<(Option<Address>, WireType), Failure> 
         return Err(bad(format!("spec.stage is {stage} of {n_stages} stages")));
     }
     if layer_begin >= layer_end {
-        return Err(bad(format!("spec.layers [{layer_begin}, {layer_end}) are none")));
+        return Err(bad(format!("spec.layers [{layer_begin}, {layer_end}) are empty")));
     }
     if (stage == 0) != (layer_begin == 0) {
         return Err(bad(format!("stage {stage} cannot start at layer {layer_begin}")));
@@ -339,7 +339,7 @@ fn check_control_vectors(spec: &StageSpec) -> Result<(), Failure> {
     let (values, id) = (&spec.control_vectors, &spec.control_vectors_id);
     let (values, rest) = values.as_chunks::<4>();
     if !rest.is_empty() || values.iter().any(|value| !f32::from_le_bytes(*value).is_finite()) {
-        return Err(bad("spec.control_vectors are no f32 values"));
+        return Err(bad("spec.control_vectors are not f32 values"));
     }
     let wanted = if values.is_empty() { 0 } else { HASH_BYTES };
     if id.len() != wanted {

@@ -64,7 +64,7 @@ impl FromStr for Share {
             {
                 Ok(Self { number, of, turns: turns.flatten() })
             }
-            _ => Err("is no stage of a node: write 2/3 for the second of three".to_owned()),
+            _ => Err("is not a stage of a node: write 2/3 for the second of three".to_owned()),
         }
     }
 }

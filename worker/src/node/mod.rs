@@ -50,7 +50,7 @@ pub enum NodeError {
     #[error("cannot start this program's own file for a stage: {0}")]
     Program(io::Error),
     /// Stages could not take turns.
-    #[error("cannot make what the stages take turns by: {0}")]
+    #[error("cannot make the locks by which the stages take turns: {0}")]
     Turns(io::Error),
     /// A stage did not get ready, when it was started first.
     #[error("stage {share} ended before it was ready, with {status}; its log says why")]

@@ -128,7 +128,7 @@ impl Folder {
         for left in left_over(self.dir.parent().unwrap_or(&self.dir), LEFT_AFTER) {
             let theirs = left.look_through()?;
             let (folder, records) = (left.dir.display(), theirs.len());
-            tracing::info!(%folder, records, "takes over records that a worker has left");
+            tracing::info!(%folder, records, "taking over records of kept prefixes that an ended worker has left");
             for Found { no, bundle, read_at } in theirs {
                 fs::rename(left.path(no), self.path(next))?;
                 all.push(Found { no: next, bundle, read_at });

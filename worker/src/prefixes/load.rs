@@ -71,7 +71,7 @@ pub fn state(
     }
     store.touch(made.used.iter());
     let (name, mark) = (CopyName([0; 16]), TokenMark([0; 16]));
-    let print = |layer: &Layer| layer.print.ok_or_else(|| missing(layer.no, "there is none"));
+    let print = |layer: &Layer| layer.print.ok_or_else(|| missing(layer.no, "no record was read"));
     let prints = made.layers.iter().map(print).collect::<Result<_, _>>()?;
     let head = Head { name, kind: made.kind.unwrap_or_default(), layers, prints };
     let blocks = made.layers.into_iter().flat_map(|layer| layer.blocks.into_values()).collect();
@@ -100,7 +100,10 @@ impl Made<'_> {
         for (layer, read) in paged.zip(&read) {
             let record = read.record();
             if must_be_alone && !record.about.alone {
-                return Err(missing(layer.no, "pages are not all that it needs"));
+                return Err(missing(
+                    layer.no,
+                    "the prefix needs its state too, and there are only pages",
+                ));
             }
             if *layer.print.get_or_insert(record.about.print) != record.about.print {
                 return Err(missing(layer.no, "its records are of different weights"));
@@ -127,7 +130,9 @@ impl Made<'_> {
         let read = self.store.read(&ids).map_err(|error| {
             let absent = layers.iter().zip(&ids).find(|(_, id)| !self.store.has(id));
             let (no, why) = match (absent, error.kind()) {
-                (Some((layer, _)), io::ErrorKind::NotFound) => (layer.no, "there is none".into()),
+                (Some((layer, _)), io::ErrorKind::NotFound) => {
+                    (layer.no, "there is no record".into())
+                }
                 _ => (layers[0].no, error.to_string()),
             };
             missing(no, &why)

@@ -188,7 +188,8 @@ impl Store {
         {
             tracing::warn!(%error, "records that a worker has left cannot be taken over");
         }
-        let bundle = Bundle::decode(&bytes).ok_or_else(|| io::Error::other("it is no bundle"))?;
+        let bundle = Bundle::decode(&bytes)
+            .ok_or_else(|| io::Error::other("it is not a file of records (bundle)"))?;
         let (nbytes, takes) = (bytes.len() as u64, on_disk(bytes.len() as u64));
         let (no, writes, keeps) = {
             let mut inner = self.inner();

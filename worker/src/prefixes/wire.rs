@@ -131,7 +131,9 @@ fn all(field: &str, bytes: &[u8], most: usize) -> Result<Vec<Key>, Failure> {
     let (keys, rest) = bytes.as_chunks::<COPY_NAME_BYTES>();
     if !rest.is_empty() || keys.len() > most {
         let n = bytes.len();
-        return Err(bad(format!("{field} has {n} bytes; 16 each are meant, for {most} at most")));
+        return Err(bad(format!(
+            "{field} has {n} bytes: 16 for each id are expected, for {most} ids at most"
+        )));
     }
     Ok(keys.to_vec())
 }

@@ -184,7 +184,7 @@ async fn keep(
         match message.map(|request| request.part) {
             None => return Ok(()),
             Some(Some(keep_request::Part::Copy(copy))) => keeper.take(copy)?,
-            Some(_) => return Err(bad("keep.part is no copy")),
+            Some(_) => return Err(bad("keep.part is not a copy")),
         }
     }
 }

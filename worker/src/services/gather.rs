@@ -113,7 +113,7 @@ impl Gather {
                 Ok(()) => {}
                 Err(Ended::Over) => break,
                 Err(Ended::Holder(why)) => {
-                    tracing::info!(holder = %holder.address, why, "weights do not come from it");
+                    tracing::info!(holder = %holder.address, why, "another worker does not send weights");
                 }
                 Err(Ended::Cache(error)) => return Err(cache_failure(error)),
             }

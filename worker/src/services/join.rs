@@ -70,7 +70,7 @@ async fn explained(failure: Failure, coordinator: &Address) -> Failure {
         }
         // A gRPC server that does not know the call.
         FailureKind::Version if failure.reason.starts_with(UNIMPLEMENTED) => format!(
-            "nobody can join at {coordinator}: is it a worker's --listen instead of serve's --control?"
+            "workers cannot join at {coordinator}: is it a worker's --listen instead of serve's --control?"
         ),
         _ => return failure,
     };

@@ -185,7 +185,7 @@ fn boundary_type(grant: &LaneGrant) -> WireType {
     }
     tracing::info!(
         of_line = of_line.as_str_name(),
-        "rows of this cut name positions, and cross it in f32 whatever type the line has"
+        "rows of this cut contain positions, so they are sent as f32 instead of the line's --wire-type"
     );
     WireType::F32
 }

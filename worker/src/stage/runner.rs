@@ -32,7 +32,7 @@ impl EngineStage {
 
 /// The turn; without locks a stage computes at any time.
 pub(super) fn taken(turns: &Arc<Turns>) -> Option<Turn> {
-    turns.take().inspect_err(|error| tracing::error!(%error, "no turn can be waited for")).ok()
+    turns.take().inspect_err(|error| tracing::error!(%error, "the lock of this machine's stages cannot be taken: stages compute at the same time")).ok()
 }
 
 impl StageRunner for EngineStage {

@@ -178,7 +178,9 @@ impl Worker {
         let inner = self.inner();
         let has_part = inner.order.is_some() || inner.beside.is_some();
         if has_part && !is_named(who, may) {
-            let why = format!("{who} has no part in the copies that are here");
+            let why = format!(
+                "{who} may not read or write the copies on this worker: it is not part of its line"
+            );
             return Err(Failure::refusal(FailureKind::Forbidden, why));
         }
         if !inner.session.is_at(coordinator_id, epoch) {
@@ -346,7 +348,7 @@ impl Worker {
         }
         let (tokens, rest) = request.tokens.as_chunks::<4>();
         if !rest.is_empty() {
-            return Err(bad("put_back.tokens are no whole tokens"));
+            return Err(bad("put_back.tokens are not whole tokens"));
         }
         let tokens = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
         let fetched = gathered.fetched;

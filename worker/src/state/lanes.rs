@@ -170,7 +170,7 @@ pub fn check_speaker(who: &Who, id: &str) -> Result<(), Failure> {
     if *who == Who::Anybody || who.speaks_for(id) {
         return Ok(());
     }
-    let why = format!("{who} speaks as coordinator {}, which it is not", shown(id));
+    let why = format!("{who} may not speak as coordinator {}", shown(id));
     Err(Failure::refusal(FailureKind::Forbidden, why))
 }
 

@@ -279,8 +279,7 @@ impl Worker {
         if chunk.blob.as_ref().is_some_and(wanted) {
             return Ok(());
         }
-        let why = "chunk.blob is not one that Prepare named as missing";
-        Err(Failure::refusal(FailureKind::BadMessage, why))
+        Err(Failure::refusal(FailureKind::BadMessage, "Prepare did not name chunk.blob as missing"))
     }
 
     /// Loads the prepared stage, or empties the one that serves it already. `progress` is told `(done, total)` bytes.
@@ -324,7 +323,7 @@ impl Worker {
             failure.map_or(Ok(facts), Err)
         };
         if let Some(resident) = unwanted {
-            tracing::info!(epoch, "nobody wants the stage any more");
+            tracing::info!(epoch, "the stage came too late for its line: it is unloaded");
             self.free(resident).await?;
         }
         let facts = facts?;
@@ -482,7 +481,7 @@ impl Worker {
 
     /// A stage that is stuck keeps its memory and its CPUs for as long as the process lives.
     fn end_with(&self, stuck: Stuck) -> Failure {
-        tracing::error!(%stuck, "this worker ends, so that another can begin");
+        tracing::error!(%stuck, "the stage is stuck: this worker process ends, so that it can be restarted");
         self.stuck.send_replace(Some(stuck));
         Failure::refusal(FailureKind::Compute, format!("{stuck}: this worker ends"))
     }

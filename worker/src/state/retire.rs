@@ -44,7 +44,7 @@ impl Worker {
         tracing::info!(
             epoch,
             state_bytes,
-            "beside the line, until its sequences have their states"
+            "the retired stage stays in memory until the new line has its states"
         );
         Ok(())
     }

@@ -229,7 +229,7 @@ impl Cache {
             .and_then(|()| fs::write(&temporary, serde_json::to_vec(&state)?))
             .and_then(|()| fs::rename(&temporary, &note));
         if let Err(error) = noted {
-            tracing::debug!(path = %note.display(), %error, "cannot note that a blob is right");
+            tracing::debug!(path = %note.display(), %error, "the check of a cached blob cannot be noted");
         }
         Ok(state)
     }

@@ -167,7 +167,7 @@ impl HashStore {
             .and_then(|()| fs::write(&temporary, serde_json::to_vec(record)?))
             .and_then(|()| fs::rename(&temporary, &target));
         if let Err(error) = stored {
-            tracing::warn!(path = %target.display(), %error, "cannot remember tensor hashes");
+            tracing::warn!(path = %target.display(), %error, "the hashes of a file's tensors cannot be stored");
         }
     }
 

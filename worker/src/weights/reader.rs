@@ -65,7 +65,7 @@ impl Weights {
             // Without it loading waits for the disk more often.
             if let Err(reason) = fadvise(file, at, NonZeroU64::new(tensor.nbytes), Advice::WillNeed)
             {
-                tracing::debug!(%reason, tensor = tensor.name, "no reading ahead");
+                tracing::debug!(%reason, tensor = tensor.name, "a tensor cannot be read ahead: loading may take longer");
             }
         };
         match &self.source {

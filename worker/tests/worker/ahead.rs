@@ -119,7 +119,7 @@ async fn without_room_beside_the_stage_the_next_line_loads_as_before() {
     client.prepare_ahead(order(&client, &second)).await.unwrap();
     let refused = client.load_ahead().await.unwrap_err();
     assert_eq!(refused.kind(), FailureKind::NoMemory, "{refused}");
-    assert!(refused.reason.contains("beside the stage that computes"), "{refused}");
+    assert!(refused.reason.contains("beside the running stage"), "{refused}");
     let mut next = Client::connect(&worker, "c", 2).await;
     next.prepare(order(&next, &second)).await.unwrap();
     let facts = next.load().await.unwrap();

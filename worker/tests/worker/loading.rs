@@ -179,7 +179,7 @@ async fn a_worker_whose_stage_is_stuck_ends_with_the_reason() {
     let load = tokio::spawn(async move { next.load().await });
     let error = soon(worker.ended()).await.unwrap_err();
     assert!(matches!(error, WorkerError::Stuck(_)), "{error}");
-    assert!(error.to_string().contains("at one ubatch for more than 10 s"), "{error}");
+    assert!(error.to_string().contains("computing one ubatch for more than 10 s"), "{error}");
     drop(load);
 }
 

@@ -100,14 +100,14 @@ async fn one(model: Arc<Model>, order: StageOrder, progress: Progress) -> u64 {
     let (epoch, coordinator_id) = (order.request.epoch, order.request.coordinator_id.clone());
     let part = progress.part(Phase::Loading, order.stage.weight_bytes);
     if let Err(why) = prepare(model, order, progress).await {
-        tracing::info!(worker = conn.name(), %why, "it loads nothing ahead");
+        tracing::info!(worker = conn.name(), %why, "it does not load the next line's layers ahead");
         return 0;
     }
     let request = LoadRequest { epoch, coordinator_id };
     match load::load_stage(&conn, request, ahead, part).await {
         Ok(facts) => facts.read_bytes,
         Err(why) => {
-            tracing::info!(worker = conn.name(), %why, "it loads nothing ahead");
+            tracing::info!(worker = conn.name(), %why, "it does not load the next line's layers ahead");
             0
         }
     }

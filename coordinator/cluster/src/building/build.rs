@@ -96,7 +96,9 @@ async fn retire(placement: &Placement, before: Vec<(MemberId, Conn)>) -> Vec<Con
     while let Some(retired) = retiring.join_next().await {
         match retired {
             Ok((Ok(()), conn)) => beside.push(conn),
-            Ok((Err(error), _)) => tracing::warn!(%error, "its states do not move"),
+            Ok((Err(error), _)) => {
+                tracing::warn!(%error, "a worker that left the line does not keep its states for the new one")
+            }
             // A task that was ended early, with this one.
             Err(_) => {}
         }

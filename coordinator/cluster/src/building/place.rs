@@ -315,7 +315,7 @@ fn plan_holding<'a>(
     let mut settings = settings(model, options);
     if settings.windows && !conns.iter().all(|conn| knows(conn, Feature::Windows)) {
         tracing::info!(
-            "a worker of an earlier release keeps all positions of layers with a window: so do the others"
+            "a worker of an earlier release keeps all positions of layers with a window, so the other workers do too: upgrade it to save memory"
         );
         settings = PlanSettings { windows: false, keep: keep(model, options, false), ..settings };
     }
@@ -347,7 +347,7 @@ fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
     }
     if model.spec.own_drafts.is_some() && options.own_drafts && !are_loaded {
         tracing::info!(
-            "the model has blocks of its own that draft tokens; they are not loaded, for a worker of the line knows nothing of them: upgrade it to have them"
+            "the model has blocks of its own that draft tokens; they are not loaded, because a worker of the line is of an older release: upgrade that worker to use them"
         );
     }
 }
@@ -379,7 +379,7 @@ fn tell_kernels(line: &LineInfo) {
         tracing::warn!(
             numerics = numerics.join(", "),
             devices = tables.join(", "),
-            "workers compute other bits: CPUs beside GPUs do, GPUs with --fast-math beside others, and other releases; answers depend on which of them has which layers"
+            "the line's workers compute different bits (CPUs beside GPUs, GPUs with --fast-math beside others, or different releases): answers depend on which of them has which layers"
         );
     } else if tables.len() > 1 {
         tracing::info!(

@@ -411,9 +411,12 @@ impl Conn {
             Ok(Ok(_)) => {}
             // The line is another one by now: its copies go with that one's.
             Ok(Err(status)) => {
-                tracing::debug!(worker = self.name, %status, "settling was refused");
+                tracing::debug!(worker = self.name, %status, "a worker refuses the message that all streams are restored: it keeps its copies of their states");
             }
-            Err(_) => tracing::warn!(worker = self.name, "settling got no answer"),
+            Err(_) => tracing::warn!(
+                worker = self.name,
+                "a worker does not answer the message that all streams are restored: it may keep its copies of their states"
+            ),
         }
     }
 
@@ -423,9 +426,12 @@ impl Conn {
         match timeout(UNLOAD_WITHIN, self.control().unload(request)).await {
             Ok(Ok(_)) => {}
             Ok(Err(status)) => {
-                tracing::debug!(worker = self.name, %status, "unload was refused");
+                tracing::debug!(worker = self.name, %status, "a worker refuses to unload its stage");
             }
-            Err(_) => tracing::warn!(worker = self.name, "unload got no answer"),
+            Err(_) => tracing::warn!(
+                worker = self.name,
+                "a worker does not answer the request to unload its stage"
+            ),
         }
     }
 }

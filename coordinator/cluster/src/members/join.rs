@@ -70,7 +70,7 @@ impl Cluster for JoinService {
         let request = request.into_inner();
         check_their_version(request.wire_version, request.newest_wire_version, &request.software)?;
         let (Who::Stranger(key), Some(pki)) = (who, self.host.pki.clone()) else {
-            let why = "a certificate is given over TLS, to a key that has none yet";
+            let why = "certificates are given only over TLS, and only to a key without one";
             return Err(Failure::refusal(FailureKind::Forbidden, why).into());
         };
         let issued = tokio::task::spawn_blocking(move || {

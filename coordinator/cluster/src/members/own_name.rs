@@ -68,7 +68,7 @@ impl OwnName {
         let fresh = Self::fresh().name;
         let name = match files::read(&file)? {
             Some(text) => serde_json::from_str(&text).unwrap_or_else(|error| {
-                tracing::warn!(file = %file.display(), %error, "cannot be read: a new name is taken");
+                tracing::warn!(file = %file.display(), %error, "the coordinator's name cannot be read from its file: it takes a new name");
                 fresh
             }),
             None => fresh,

@@ -64,7 +64,7 @@ pub enum Refusal {
     Revoked,
     /// Certificates come from a foreign authority.
     #[error(
-        "this cluster's certificates come from somebody else's authority: give the worker --cluster-cert"
+        "this cluster's certificates come from an authority outside brigade: give the worker --cluster-cert"
     )]
     Foreign,
     /// The wished name is invalid, or this coordinator's files cannot be used.

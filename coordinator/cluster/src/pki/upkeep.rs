@@ -91,7 +91,7 @@ impl Upkeep {
             if now != seen || read.elapsed() >= READ_EVERY {
                 (seen, read) = (now, Instant::now());
                 if let Err(error) = self.read_revoked() {
-                    tracing::error!(%error, "what was revoked since is not in force");
+                    tracing::error!(%error, "the list of revoked nodes cannot be read: later revocations are not in force");
                 }
             }
             if renewed.elapsed() >= renew_every {

@@ -164,7 +164,7 @@ impl StageStates {
             })
         };
         let sources: Option<Vec<CopySource>> = from.iter().map(source).collect();
-        sources.ok_or_else(|| "a worker that has copies is not known".to_owned())
+        sources.ok_or_else(|| "the address of a worker with copies is not known".to_owned())
     }
 }
 

@@ -130,7 +130,10 @@ impl StageStates {
         if n > 0 && n < self.stages.len() && !self.lines.initialized() {
             let without = self.stages.iter().filter(|stage| !knows(stage));
             let without: Vec<&str> = without.map(|stage| stage.conn.name()).collect();
-            tracing::debug!(?without, "no records of prefixes: these workers keep none");
+            tracing::debug!(
+                ?without,
+                "these workers keep no records of prefixes: they were started without --prefix-ram and --prefix-disk"
+            );
         }
         n == self.stages.len()
     }

@@ -154,7 +154,10 @@ impl Supervisor {
             Err(why) => {
                 let why =
                     lacking.map_or(why.clone(), |pool| format!("{why} (of the pool: {pool})"));
-                tracing::warn!(why, "a worker is to leave, and nobody can take its layers");
+                tracing::warn!(
+                    why,
+                    "a worker wants to leave, and the other workers cannot take its layers"
+                );
                 if let Some(asked) = asked {
                     let text = format!("the other workers do not suffice: {why}");
                     // The client may have gone.

@@ -95,7 +95,7 @@ impl Supervisor {
             _ if is_change && self.coming.is_some() => Err(self.refuse_while_coming()),
             Question::Status => Ok(Answer::Status(self.status())),
             Question::Cache | Question::DropCache { .. } => {
-                Err(Refused("this process shows nothing of what it keeps".to_owned()))
+                Err(Refused("this process cannot list kept states".to_owned()))
             }
             Question::Models
             | Question::Load { .. }
@@ -108,7 +108,9 @@ impl Supervisor {
                 Ok((id, true)) => return self.drain(id, Some(asked), None),
                 Ok((id, false)) => {
                     let name = self.members.get(&id).map(Member::name).unwrap_or_default();
-                    Ok(Answer::Done(format!("{name} has no layers, and gets none")))
+                    Ok(Answer::Done(format!(
+                        "{name} has no layers, and is given none until it is undrained"
+                    )))
                 }
                 Err(refused) => match self.who_may_wait(&worker.clone()) {
                     Some(id) => return self.wait_for_another(id, Some(asked)),
@@ -273,7 +275,7 @@ impl Supervisor {
             Err(_) if self.may_wait(id) => self.wait_for_another(id, None),
             _ => {
                 let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
-                tracing::warn!(%error, why, "a worker is leaving, and nobody can take its layers");
+                tracing::warn!(%error, why, "a worker is leaving, and the other workers cannot take its layers");
             }
         }
     }
@@ -341,10 +343,13 @@ impl Supervisor {
         let _ = self.ends.events.send(LineEvent::Part { done }).await;
         let why = match timeout(PART_WITHIN, parted).await {
             Ok(Ok(())) => return,
-            Ok(Err(_)) => "it broke meanwhile",
-            Err(_) => "it did not run empty in time",
+            Ok(Err(_)) => "the line broke meanwhile",
+            Err(_) => "ubatches in flight did not end in time",
         };
-        tracing::warn!(why, "the line's states do not move: its streams are computed again");
+        tracing::warn!(
+            why,
+            "the states of the line cannot move to the next one: its streams are computed again"
+        );
     }
 
     /// All workers that are connected.

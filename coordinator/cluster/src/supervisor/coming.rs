@@ -61,7 +61,7 @@ impl Supervisor {
         self.loading_ahead.spawn(async move {
             let loading = async { ahead::load(order).await.map_err(|error| error.to_string()) };
             let Some(within) = within else { return loading.await };
-            let late = |_| Err(format!("it was not loaded within {} s", within.as_secs()));
+            let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
             timeout(within, loading).await.unwrap_or_else(late)
         });
         self.coming = Some(Coming { what, asked, spare_epoch });

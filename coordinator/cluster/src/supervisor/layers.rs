@@ -57,7 +57,7 @@ fn moved<W: Copy + PartialEq>(
 ) -> Result<Vec<(W, Range<usize>)>, String> {
     let n_layers = line.last().map_or(0, |(_, last)| last.end);
     if layers.is_empty() || layers.end > n_layers {
-        return Err(format!("{layers:?} are no layers of the model: it has 0..{n_layers}"));
+        return Err(format!("{layers:?} are not layers of the model: it has 0..{n_layers}"));
     }
     let own = line.iter().find(|(worker, _)| *worker == to).map(|(_, own)| own.clone());
     let wanted = match own {

@@ -52,7 +52,7 @@ impl Supervisor {
                 worker,
                 claimed,
                 begun,
-                "it claims an epoch that was never begun: ignored"
+                "a worker claims an epoch that was never begun: the claim is ignored"
             );
         }
         self.epoch = self.ends.own_name.next_epoch();
@@ -240,7 +240,7 @@ impl Supervisor {
         if let Some(member) = in_doubt(&mut self.members, self.quick_failures, now) {
             tracing::warn!(
                 worker = member.name(),
-                "the newest worker is left out: lines fail and nobody is seen to break them"
+                "lines keep failing without a visible cause: the newest worker is left out for a while"
             );
             member.broke(now, BROKE_BADLY);
         }

@@ -84,7 +84,10 @@ impl Supervisor {
             let name = member.name();
             tracing::info!(worker = name, %address, "worker joined");
             if matches!(self.line, Line::Up { .. }) {
-                tracing::info!(worker = name, "it takes layers when the line is next built");
+                tracing::info!(
+                    worker = name,
+                    "the worker takes layers when the line is next built"
+                );
             }
             // A lent worker was in the pool before, and takes no other worker's place.
             if self.ends.seat.is_none() {

@@ -79,7 +79,7 @@ impl Supervisor {
                     worker = conn.name(),
                     before,
                     after,
-                    "times as slow as it said it was"
+                    "a worker's slowdown against the plan has changed"
                 );
                 conn.set_slowdown(after);
             }

@@ -59,7 +59,7 @@ pub async fn gather<'m>(
         };
         let mut numbers = Vec::new();
         if let Err(error) = call(conn, request, &part, done, &mut numbers).await {
-            tracing::info!(worker = conn.name(), %error, "it asks no other worker");
+            tracing::info!(worker = conn.name(), %error, "a worker does not fetch weights from other workers");
         }
         let tensors = numbers.iter().filter_map(|number| batch.get(*number));
         for (tensor, _) in tensors {

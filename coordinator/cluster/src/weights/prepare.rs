@@ -144,13 +144,13 @@ impl Source<'_> {
             let fetched = if facts::knows(conn.capabilities(), Feature::Fetch) {
                 fetch::fetch(model, conn, &order, &lacks, progress).await
             } else {
-                Err(fetch::FetchError::Source("it is of a release that does not".to_string()))
+                Err(fetch::FetchError::Source("its release cannot fetch weights".to_string()))
             };
             if let Err(error) = fetched {
                 tracing::warn!(
                     worker = conn.name(),
                     %error,
-                    "the worker cannot fetch its weights: what it lacks is fetched here and sent to it"
+                    "the worker cannot fetch its weights: the coordinator fetches the missing ones and sends them to it"
                 );
                 break;
             }

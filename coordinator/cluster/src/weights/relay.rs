@@ -35,7 +35,7 @@ pub enum RelayError {
     Hub(#[from] HubError),
     /// Fetching failed.
     #[error(
-        "what it lacks does not come by way of this machine's folder of models (--download-dir): {0}"
+        "this machine cannot fetch the worker's missing weights into its folder of models (--download-dir): {0}"
     )]
     Fetch(Failure),
     /// The system refuses threads.
@@ -56,7 +56,7 @@ impl Drop for Relayed {
     fn drop(&mut self) {
         for hash in &self.hashes {
             if let Err(error) = self.cache.forget(hash) {
-                tracing::warn!(%error, "what was sent on is still there: brigade prune deletes it");
+                tracing::warn!(%error, "a tensor that was sent on to a worker cannot be deleted from --download-dir: `brigade prune` deletes it");
             }
         }
     }
@@ -148,7 +148,7 @@ impl Passing<'_> {
         if let Err(error) = self.remote.record(&named.collect::<Vec<_>>()) {
             // The bytes differ from those that were seen first, so no worker is sent them.
             let forgotten = found.iter().try_for_each(|(_, hash)| cache.forget(hash));
-            forgotten.unwrap_or_else(|error| tracing::warn!(%error, "they are still there"));
+            forgotten.unwrap_or_else(|error| tracing::warn!(%error, "tensors that differ from their source cannot be deleted from --download-dir: `brigade prune` deletes them"));
             return Err(error.into());
         }
         ran.map_err(RelayError::Fetch)?;

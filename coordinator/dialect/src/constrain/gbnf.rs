@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
             let code = self.rest.get(2..2 + digits);
             let code = code.and_then(|code| u32::from_str_radix(code, 16).ok());
             let Some(c) = code.and_then(char::from_u32) else {
-                return self.wrong("an escape is no character");
+                return self.wrong("an escape is not a character");
             };
             self.rest = &self.rest[2 + digits..];
             return Ok(c);

@@ -127,10 +127,10 @@ fn check_words(path: &str, schema: &Value) -> Result<(), Refused> {
                 return refuse(word, "leave it out, or say it with the keywords that are there");
             }
             "uniqueItems" if value == &Value::Bool(true) => {
-                return refuse(word, "an answer cannot be held to it");
+                return refuse(word, "answers cannot be held to it: leave it out");
             }
             "format" if value.as_str().is_some_and(|f| REFUSED_FORMATS.contains(&f)) => {
-                return refuse(word, &format!("{value}; what is: {}", FORMATS.join(", ")));
+                return refuse(word, &format!("{value}; supported are: {}", FORMATS.join(", ")));
             }
             "$ref" if !value.as_str().is_some_and(|r| r.starts_with('#')) => {
                 return refuse(word, "a schema can refer to its own parts only (#/...)");

@@ -165,7 +165,11 @@ impl Trials {
             // The request may be gone.
             let _ = tell.send((verdict, began.elapsed()));
         });
-        let failed = || ConstraintError::Grammar("trying it failed; the log says more".to_owned());
+        let failed = || {
+            ConstraintError::Grammar(
+                "trying the grammar failed; the server's log says more".to_owned(),
+            )
+        };
         told.recv().unwrap_or_else(|_| (Err(failed()), Duration::ZERO))
     }
 

@@ -27,7 +27,9 @@ pub(crate) fn check_sequences(opened: &Opened, n: usize) -> Result<(), ApiError>
     if opened.sequences == opened.prompts.len() * n {
         Ok(())
     } else {
-        Err(ApiError::server("the journal of the server before this one was damaged: ask again"))
+        Err(ApiError::server(
+            "the journal of the previous server was damaged: send the request again",
+        ))
     }
 }
 
@@ -90,7 +92,9 @@ mod tests {
         for (prompts, sequences) in [(2, 5), (2, 7), (0, 3)] {
             let error = check_sequences(&opened(prompts, sequences), 3).unwrap_err();
             assert_eq!(error.status(), 500);
-            assert!(error.body()["error"]["message"].to_string().contains("ask again"));
+            assert!(
+                error.body()["error"]["message"].to_string().contains("send the request again")
+            );
         }
     }
 }

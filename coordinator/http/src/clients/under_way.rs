@@ -39,8 +39,7 @@ impl UnderWay {
         let mut part = self.room.part(tenant);
         part.grow(1).map(|()| part).map_err(|_| {
             let message = format!(
-                "{} requests of the API key are under way, as many as one key may have so that others find a connection: \
-                 wait until some have ended",
+                "{} requests of the API key are under way, the limit of one key, which keeps connections free for others: wait until some have ended",
                 self.each
             );
             ApiError::rate_limited(message, AGAIN_S)

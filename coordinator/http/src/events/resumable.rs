@@ -136,10 +136,10 @@ impl Streams {
         let (mut place, mut bytes) = (self.0.places.part(tenant), self.0.bytes.part(tenant));
         place
             .grow(1)
-            .map_err(|crowd| full(crowd, "as many resumable streams are kept as may be"))?;
+            .map_err(|crowd| full(crowd, "the number of resumable streams is at its limit"))?;
         bytes
             .grow(1)
-            .map_err(|crowd| full(crowd, "the resumable streams are as large as may be"))?;
+            .map_err(|crowd| full(crowd, "the resumable streams are at their limit of size"))?;
         let entry = match journal {
             None => None,
             Some(journal) => {
@@ -176,7 +176,7 @@ impl Streams {
         stream.filter(|stream| stream.owner == asks.usage.key_number()).ok_or_else(|| {
             ApiError::not_found(format!(
                 "there is no stream {id} to be read on: it was not asked for with \"resumable\": true and this API \
-                 key, was cancelled, or nobody has read it for {} s",
+                 key, was cancelled, or was not read for {} s",
                 KEPT_FOR.as_secs()
             ))
         })
@@ -237,7 +237,7 @@ impl Stream {
             let why = if is_large {
                 format!("the stream is larger than {} MiB", MAX_STREAM_BYTES >> 20)
             } else {
-                "the resumable streams are as large as may be together".to_owned()
+                "the resumable streams together are at their limit of size".to_owned()
             };
             let why = format!("{why}: ask for less, or without \"resumable\"");
             kept.events.push((Of::End, ApiError::server(why).body().to_string().into()));
@@ -276,7 +276,7 @@ impl Stream {
     pub fn follow(self: Arc<Self>, seen: Option<Position>) -> Result<Response, ApiError> {
         let seen = seen.unwrap_or_else(|| Position::start(&self.id, self.n_choices));
         if !seen.is_of(self.n_choices) {
-            let message = format!("{} is no event of this stream", seen.id());
+            let message = format!("{} is not an event of this stream", seen.id());
             return Err(ApiError::bad_request(message));
         }
         let (events, answer) = sse::channel();
@@ -314,7 +314,7 @@ fn full(crowd: Crowd, what: &str) -> ApiError {
         }
         Crowd::Own => {
             let message = format!(
-                "{what} for one API key: cancel streams that nobody reads (DELETE /v1/streams/ID), or ask without \
+                "{what} for one API key: cancel streams that are not read (DELETE /v1/streams/ID), or ask without \
                  \"resumable\""
             );
             ApiError::rate_limited(message, KEPT_FOR.as_secs())

@@ -44,10 +44,10 @@ pub fn form(fields: &mut Fields<'_>, left: &mut usize) -> Result<Option<Form>, A
 
 /// Fields of `structured_outputs` that are ignored.
 const STRUCTURED: Unread = &[
-    ("disable_fallback", "there is one way to hold an answer"),
-    ("disable_any_whitespace", "white space is what the form allows"),
+    ("disable_fallback", "this server has one way to hold an answer to a form"),
+    ("disable_any_whitespace", "the form itself says where white space may stand"),
     ("disable_additional_properties", "the schema says it"),
-    ("whitespace_pattern", "white space is what the form allows"),
+    ("whitespace_pattern", "the form itself says where white space may stand"),
 ];
 
 /// vLLM's fields, with or without their prefix.
@@ -120,7 +120,7 @@ pub fn response_format(
     };
     // A field of another type would be a constraint that is not enforced.
     for field in OF_TYPES {
-        format.refuse(field, &format!("it says nothing where type is {word:?}"))?;
+        format.refuse(field, &format!("it has no effect where type is {word:?}: leave it out"))?;
     }
     format.end(RESPONSE_FORMAT, &[]);
     Ok(form)
@@ -174,7 +174,7 @@ pub fn schema(
             let inner: Box<RawValue> = serde_json::from_str(&text).map_err(|error| {
                 let (line, column) = (error.line(), error.column());
                 let message = format!(
-                    "{path} holds no JSON schema: it is a text that is no JSON from line {line}, column {column} on"
+                    "{path} holds no JSON schema: its text is not JSON from line {line}, column {column} on"
                 );
                 ApiError::field(path, message)
             })?;

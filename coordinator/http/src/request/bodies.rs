@@ -172,7 +172,7 @@ impl Bodies {
             let stall = Instant::now() + self.times.stall;
             let Ok(next) = timeout_at(end.min(stall), chunks.next()).await else {
                 let late = if end <= stall { self.times.within } else { self.times.stall };
-                let what = if end <= stall { "is not here after" } else { "did not go on for" };
+                let what = if end <= stall { "did not arrive within" } else { "did not go on for" };
                 let message = format!("the request body {what} {} s", late.as_secs_f32());
                 return Err(ApiError::too_slow(message));
             };
@@ -316,7 +316,7 @@ mod tests {
         let trickles = Bodies::new(BodyTimes { stall: BODY_STALL, within: SOON }, 0);
         let error =
             trickles.receive(Body::from_stream(trickled), MAX_BODY_BYTES, None).await.unwrap_err();
-        assert!(error.status() == 408 && message(&error).contains("not here after 0.3 s"));
+        assert!(error.status() == 408 && message(&error).contains("did not arrive within 0.3 s"));
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ impl Companion {
         limits.check_text(negative_prompt.as_ref().map_or(0, String::len))?;
         match (scale, negative_prompt) {
             (None, Some(text)) if !text.is_empty() => {
-                let message = "negative_prompt says nothing without guidance_scale: add one above 1, such as 1.5";
+                let message = "negative_prompt has no effect without guidance_scale: add one above 1, such as 1.5";
                 Err(ApiError::field("negative_prompt", message))
             }
             (None | Some(1.0), _) => Ok(Self::default()),
@@ -79,7 +79,7 @@ impl Companion {
         if self.guiding.is_none() {
             return Ok(());
         }
-        let message = "guidance_scale is for what is drawn: for log-probabilities of the prompt leave it out, or echo";
+        let message = "guidance_scale is for generated tokens: for log-probabilities of the prompt leave out guidance_scale, or echo";
         Err(ApiError::unsupported("guidance_scale", message))
     }
 }

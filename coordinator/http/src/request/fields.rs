@@ -212,7 +212,7 @@ pub fn left_out(endpoint: &'static str, path: &str, what: &str) {
             endpoint,
             field = path,
             what,
-            "nobody here runs such tools: they are left out"
+            "a request has tools that a provider would run: this server runs none and leaves them out"
         );
     }
 }
@@ -357,7 +357,7 @@ fn wrong(path: &str, why: &str) -> ApiError {
 }
 
 fn twice<E: serde::de::Error>(name: &str) -> E {
-    E::custom(format!("{name:?} stands there twice, with different values: send one of them"))
+    E::custom(format!("{name:?} occurs twice, with different values: send one of them"))
 }
 
 /// A value whose objects have each name once.
@@ -535,7 +535,7 @@ pub mod tests {
     #[test]
     fn what_stands_twice_is_not_lost() {
         let error = Fields::parse(br#"{"prompt": "a", "n": 1, "prompt": "b"}"#).unwrap_err();
-        assert!(message(error).contains("\"prompt\" stands there twice"));
+        assert!(message(error).contains("\"prompt\" occurs twice"));
         let raw = |text: &str| RawValue::from_string(text.to_string()).unwrap();
         let read = |text: &str| tree("x", Given::Text(&raw(text)), &mut 100);
         for text in
@@ -543,7 +543,7 @@ pub mod tests {
         {
             let error = read(text).unwrap_err();
             assert_eq!(error.body()["error"]["param"], "x");
-            assert!(message(error).contains("\"a\" stands there twice"), "{text}");
+            assert!(message(error).contains("\"a\" occurs twice"), "{text}");
         }
         let text = r#"{"z": [null, true, -3, 18446744073709551615, -0.0, 1.5e300, "\u00e4\n", {"a": 1, "a": 1}], "a": {}}"#;
         assert_eq!(read(text).unwrap(), serde_json::from_str::<Value>(text).unwrap());

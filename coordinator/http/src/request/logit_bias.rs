@@ -55,7 +55,7 @@ pub fn read(fields: &mut Fields<'_>, text: &TextModel) -> Result<Vec<(u32, f32)>
         match of_text(&token).and_then(Number::whole::<u32>).filter(|_| !is_text) {
             Some(id) => biases.push((id, bias)),
             None if !is_text => {
-                return Err(bad(format!("logit_bias: {token} is no token's id")));
+                return Err(bad(format!("logit_bias: {token} is not a token's id")));
             }
             None => {
                 let word = token.strip_prefix('"').unwrap_or(&token);

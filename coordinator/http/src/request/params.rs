@@ -91,9 +91,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("include_stop_str_in_output", "a stop text is never part of an answer"),
     ("truncate_prompt_tokens", "a prompt that is too long is refused, and never cut"),
     ("use_beam_search", "there is no beam search"),
-    ("logits_processors", "nothing of a client's runs here"),
+    ("logits_processors", "this server runs no code of clients"),
     ("structural_tag", "use structured_outputs, or tools that are strict"),
-    ("kv_transfer_params", "states do not leave the line"),
+    ("kv_transfer_params", "the states of prompts are not sent to clients"),
     ("vllm_xargs", "there are no plug-ins here"),
     ("thinking_token_budget", "max_tokens bounds reasoning and answer together"),
     ("post_sampling_probs", "log-probabilities are the model's own"),
@@ -103,8 +103,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("grammar_triggers", "use tools that are strict"),
     ("preserved_tokens", "markers of calls are known by the model's template"),
     ("n_cmpl", "use n"),
-    ("adaptive_target", "this step of the chain is not here"),
-    ("adaptive_decay", "this step of the chain is not here"),
+    ("adaptive_target", "this sampler is not implemented here"),
+    ("adaptive_decay", "this sampler is not implemented here"),
 ];
 
 /// The same for fields that a number turns off. Clients send that number by default.
@@ -112,7 +112,7 @@ const REFUSED_UNLESS: &[(&str, &[f64], &str)] = &[
     ("length_penalty", &[0.0, 1.0], "there is no beam search"),
     ("t_max_predict_ms", &[-1.0, 0.0], "use timeout, which ends the whole request"),
     ("n_indent", &[0.0], "use a grammar"),
-    ("tfs_z", &[1.0], "this step of the chain is not here"),
+    ("tfs_z", &[1.0], "this sampler is not implemented here"),
 ];
 
 impl Common {

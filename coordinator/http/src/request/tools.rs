@@ -43,7 +43,8 @@ impl ToolRequest {
                 let path = format!("tools[{i}]");
                 let (tool, value) = tool(&path, raw, left, marking)?;
                 if tools.iter().any(|other| other.name == tool.name) {
-                    let message = format!("{path}.function.name: {:?} is there twice", tool.name);
+                    let message =
+                        format!("{path}.function.name: two tools are called {:?}", tool.name);
                     return Err(ApiError::field(format!("{path}.function.name"), message));
                 }
                 tools.push(tool);
@@ -289,7 +290,7 @@ mod tests {
                 r#"{"tools": [{"type": "function", "function": {"name": "a"}},
                     {"type": "function", "function": {"name": "a"}}]}"#
                     .to_string(),
-                "twice",
+                "two tools",
             ),
         ] {
             let message = read(&json).unwrap_err();

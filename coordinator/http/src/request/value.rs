@@ -278,7 +278,7 @@ impl<'de> Deserialize<'de> for TokenId {
 
             fn visit_f64<E: serde::de::Error>(self, id: f64) -> Result<TokenId, E> {
                 let whole = Number::Real(id).whole();
-                whole.map(TokenId).ok_or_else(|| E::custom(format!("{id} is no token id")))
+                whole.map(TokenId).ok_or_else(|| E::custom(format!("{id} is not a token id")))
             }
         }
         from.deserialize_any(Id)

@@ -63,7 +63,9 @@ async fn cache(State(fleet): State<Fleet>, uri: Uri) -> Response {
 async fn order(State(fleet): State<Fleet>, uri: Uri, body: Bytes) -> Response {
     match serde_json::from_slice::<Question>(&body) {
         Ok(question) => ask(&fleet, &uri, question).await,
-        Err(error) => ApiError::bad_request(format!("this is no order: {error}")).into_response(),
+        Err(error) => {
+            ApiError::bad_request(format!("this is not an order: {error}")).into_response()
+        }
     }
 }
 

@@ -205,7 +205,10 @@ impl Renewer {
             Err(error) => {
                 let error = error.to_string();
                 if error != self.told {
-                    tracing::error!(error, "the certificate read last serves on");
+                    tracing::error!(
+                        error,
+                        "the new certificate cannot be used: the last good one stays in use"
+                    );
                 }
                 self.told = error;
             }

@@ -89,12 +89,10 @@ const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/respons
 
 async fn no_such_address(request: Request) -> ApiError {
     let path = request.uri().path();
-    ApiError::not_found(format!("{path} does not exist here; what does: {ADDRESSES}"))
+    ApiError::not_found(format!("{path} does not exist here; these do: {ADDRESSES}"))
 }
 
 async fn no_such_method(method: Method, request: Request) -> ApiError {
     let path = request.uri().path();
-    ApiError::method_not_allowed(format!(
-        "{path} does not take {method}; what there is: {ADDRESSES}"
-    ))
+    ApiError::method_not_allowed(format!("{path} does not take {method}; these exist: {ADDRESSES}"))
 }

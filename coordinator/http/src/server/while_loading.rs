@@ -186,7 +186,11 @@ fn events(response: Response, last_events: LastEvents) -> Body {
     if response.status().is_success() && kind.is_some_and(|kind| kind.starts_with(EVENT_STREAM)) {
         return response.into_body();
     }
-    tracing::error!(status = response.status().as_u16(), kind, "a stream's answer is no stream");
+    tracing::error!(
+        status = response.status().as_u16(),
+        kind,
+        "the answer to a streaming request is not a stream of events"
+    );
     let error = ApiError::server("an internal error; the server's log says more");
     Body::from(last_events(&error))
 }

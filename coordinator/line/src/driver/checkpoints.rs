@@ -214,7 +214,7 @@ impl Checkpoints {
             task::spawn(async move {
                 let result = match choice {
                     Some(choice) => access.put_back(slot, name, tokens, choice).await,
-                    None => Err("nobody said how it goes back".to_string()),
+                    None => Err("no copies were chosen to restore it from".to_string()),
                 };
                 // The driver may be gone; then nobody goes on.
                 let _ = news.send(News::PutBack { epoch, request, result }).await;
@@ -292,7 +292,11 @@ impl Driver {
                     Ok(moved_bytes) => self.checkpoints.put_back(*moved_bytes),
                     Err(why) => {
                         let sequence = request.0;
-                        tracing::warn!(sequence, why, "no copy to go on from: computed again");
+                        tracing::warn!(
+                            sequence,
+                            why,
+                            "a stream has no copy to go on from: it is computed again"
+                        );
                     }
                 }
                 self.step(Event::Restored { request, is_there: result.is_ok() });

@@ -118,7 +118,7 @@ impl Client {
         match self.reading.look(now, read) {
             None => {}
             Some(Told::Waits { seconds }) => {
-                tracing::info!(id, seconds, "a request waits for its place");
+                tracing::info!(id, seconds, "a request waits for a free slot");
             }
             Some(Told::Reads { seconds, computed, prompt, seconds_left }) => {
                 tracing::info!(id, seconds, computed, prompt, seconds_left, "a prompt is read");

@@ -188,7 +188,7 @@ impl Driver {
                 let choice = access.find_prefix(&names).await?;
                 Ok(choice.map(|choice| (names, choice)))
             };
-            let late = |_| Err("workers did not say in time what they have".to_owned());
+            let late = |_| Err("workers did not answer in time which records they have".to_owned());
             let found = timeout(FIND_WITHIN, found).await.unwrap_or_else(late);
             // The driver may be gone; then nobody waits.
             let _ = news.send(PrefixNews::Found { epoch, request: id, found }).await;
@@ -206,7 +206,7 @@ impl Driver {
                     tracing::debug!(
                         request = request.0,
                         why,
-                        "records of its prompt are not known"
+                        "it is not known whether workers have records of a request's prompt"
                     );
                     None
                 });
@@ -220,7 +220,10 @@ impl Driver {
             }
             PrefixNews::Dropped { epoch, result } => {
                 if let Err(why) = result {
-                    tracing::warn!(why, "records that should go may still be there");
+                    tracing::warn!(
+                        why,
+                        "workers may not have deleted the records of dropped prefixes"
+                    );
                 }
                 if is_up(epoch) {
                     (self.prefixes.is_busy, self.prefixes.dropping) = (false, None);
@@ -257,7 +260,13 @@ impl Driver {
             let reading = self.sched.reading_us(spares).map(|us| us as f64);
             let is_slower = takes.zip(reading).is_some_and(|(takes, reading)| takes > reading);
             if spares < LEAST_ROWS || is_slower {
-                tracing::debug!(request = load.request.0, len, begins, is_slower, "is not loaded");
+                tracing::debug!(
+                    request = load.request.0,
+                    len,
+                    begins,
+                    is_slower,
+                    "a prefix is not loaded from its records: computing it again takes less time"
+                );
                 self.let_go(load.request);
                 continue;
             }
@@ -279,7 +288,7 @@ impl Driver {
     pub(super) fn doubt(&mut self, loaded: &mut Loaded) {
         self.take_spoilt();
         if self.prefixes.is_suspect && loaded.result.is_ok() {
-            loaded.result = Err("numbers that are no good came meanwhile".to_owned());
+            loaded.result = Err("unusable numbers (such as NaN) were computed meanwhile, and the records may hold some of them".to_owned());
         }
     }
 
@@ -306,7 +315,7 @@ impl Driver {
             Err(why) => tracing::warn!(
                 request = request.0,
                 why,
-                "a prefix cannot be loaded: computed again"
+                "a prefix cannot be loaded from its records: it is computed again"
             ),
         }
         self.let_go(request);
@@ -325,10 +334,10 @@ impl Driver {
                 self.prefixes.has_failed = true;
                 tracing::warn!(
                     why,
-                    "a kept state cannot be written; it is computed again when it had to go"
+                    "a kept state cannot be written to records: it is computed again after it was evicted"
                 );
             }
-            Err(why) => tracing::debug!(why, "a kept state cannot be written"),
+            Err(why) => tracing::debug!(why, "a kept state cannot be written to records"),
         }
         self.keep_prefixes();
     }
@@ -414,7 +423,10 @@ impl Driver {
     pub(super) fn tell_unsaved(&self) {
         let n = self.salt().map_or(0, |_| self.sched.n_unsaved(&self.prefixes.known));
         if n > 0 {
-            tracing::warn!(states = n, "kept states were not written yet: they are computed again");
+            tracing::warn!(
+                states = n,
+                "the server ends before these kept states were written to records: they are computed again"
+            );
         }
     }
 }

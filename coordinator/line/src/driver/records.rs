@@ -68,7 +68,7 @@ pub(super) async fn instead_of_copies(
             Ok(found.map(|found| (names, found)))
         };
         let looked = tokio::time::timeout_at(deadline, look).await;
-        let looked = looked.unwrap_or_else(|_| Err("workers did not say in time".to_owned()));
+        let looked = looked.unwrap_or_else(|_| Err("workers did not answer in time".to_owned()));
         match looked {
             Ok(found) => {
                 *choice = found.map(|(names, PrefixChoice { len, has_rest, sources, .. })| {
@@ -78,7 +78,10 @@ pub(super) async fn instead_of_copies(
             }
             Err(why) => {
                 let why: String = why;
-                tracing::warn!(why, "records of streams that go on are not known");
+                tracing::warn!(
+                    why,
+                    "it is not known whether workers have records of streams that go on"
+                );
                 return;
             }
         }

@@ -241,16 +241,18 @@ impl Bounds {
         };
         let n = prompts.len();
         match () {
-            () if ![id, path].iter().all(is_name) => Some("a name that is none"),
+            () if ![id, path].iter().all(is_name) => Some(
+                "an id or a path that is too long or has other characters than printable ASCII",
+            ),
             () if label.len() > MAX_NAME_BYTES || label.chars().any(char::is_control) => {
-                Some("a label that is none")
+                Some("a label that is too long or has control characters")
             }
             () if !prompts.iter().chain(companion).all(|ids| is_prompt(&ids)) => {
                 Some("tokens of a prompt that the model does not have")
             }
-            () if n == 0 || !(n..=MAX_SEQUENCES).contains(sequences) || sequences % n > 0 => {
-                Some("a number of sequences that cannot be")
-            }
+            () if n == 0 || !(n..=MAX_SEQUENCES).contains(sequences) || sequences % n > 0 => Some(
+                "a number of sequences that is out of range, or no multiple of the number of prompts",
+            ),
             () => None,
         }
     }
@@ -263,9 +265,11 @@ impl Bounds {
             () if ids.into_iter().any(|id| id >= self.n_vocab) => {
                 Some("a token that the model does not have")
             }
-            () if !logprobs.into_iter().all(is_number) => Some("a log-probability that is none"),
+            () if !logprobs.into_iter().all(is_number) => {
+                Some("a log-probability that is not a number")
+            }
             () if token.mu.is_some_and(|bits| !f32::from_bits(bits).is_finite()) => {
-                Some("a surprise that is none")
+                Some("a surprise (mu) that is not a finite number")
             }
             () => None,
         }

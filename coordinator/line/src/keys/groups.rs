@@ -25,7 +25,9 @@ pub enum GroupError {
         name: String,
     },
     /// Two groups would be one.
-    #[error("the key {name} is named twice: name it once, with all that it shares with")]
+    #[error(
+        "the key {name} is named twice: name it once, together with all keys that it shares with"
+    )]
     Twice {
         /// The repeated name.
         name: String,

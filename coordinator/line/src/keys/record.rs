@@ -143,7 +143,7 @@ pub struct KeyRecord {
 pub enum KeyError {
     /// The text is not a valid name.
     #[error(
-        "{name:?} is no name for a key: 1 to {MAX_NAME_BYTES} letters, digits and any of - _ . @"
+        "{name:?} cannot be a key's name: give 1 to {MAX_NAME_BYTES} letters, digits and any of - _ . @"
     )]
     BadName {
         /// The refused text.

@@ -39,7 +39,7 @@ pub enum KeyFileError {
         source: io::Error,
     },
     /// The file was not written by this program, or is damaged.
-    #[error("{path} is no file of keys: {reason}; restore it, or remove it and make new keys")]
+    #[error("{path} is not a file of keys: {reason}; restore it, or remove it and make new keys")]
     Damaged {
         /// The file's path.
         path: String,
@@ -47,7 +47,7 @@ pub enum KeyFileError {
         reason: String,
     },
     /// Other users could add keys.
-    #[error("{path} can be written by others: chmod 600 {path}")]
+    #[error("other users can write to {path}: run chmod 600 {path}")]
     Open {
         /// The file's path.
         path: String,
@@ -228,14 +228,21 @@ pub fn parse(text: &str) -> Result<Vec<KeyRecord>, String> {
         return Err(format!("its version is {}, this program's is {VERSION}", contents.version));
     }
     if contents.keys.len() > MAX_KEYS {
-        return Err(format!("it has {} keys, at most {MAX_KEYS} may be", contents.keys.len()));
+        return Err(format!(
+            "it has {} keys, and at most {MAX_KEYS} are allowed",
+            contents.keys.len()
+        ));
     }
     for key in &contents.keys {
         if key.key_hash().is_none() {
-            return Err(format!("the hash of key {:?} is none", key.name));
+            return Err(format!("the hash of key {:?} is not valid", key.name));
         }
         if key.models.len() > MAX_MODELS {
-            return Err(format!("key {:?} names {} models", key.name, key.models.len()));
+            return Err(format!(
+                "key {:?} names {} models, which are too many",
+                key.name,
+                key.models.len()
+            ));
         }
         key.check_limits().map_err(|e| format!("key {:?}: {e}", key.name))?;
     }

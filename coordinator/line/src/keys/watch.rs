@@ -99,7 +99,7 @@ impl Keys {
 fn tell_end(account: &Account, end: KeyEnd) {
     if account.force().end_as(end) {
         let key = &account.record().name;
-        tracing::info!(key, "the key {end}: what runs for it ends");
+        tracing::info!(key, "the key {end}: its running requests end");
     }
 }
 

@@ -194,56 +194,69 @@ impl Workers {
 fn describe_prefixes() {
     describe_counter!(
         PREFIX_TOKENS,
-        "Prompt tokens of requests that got a place: those that were kept, and those that were computed"
+        "Prompt tokens of admitted requests, by whether their states were kept or were computed"
     );
     describe_gauge!(
         PREFIX_BYTES,
         Unit::Bytes,
-        "Kept prefixes: in the stages' memory together, and records of each worker in its memory and on its disk"
+        "Bytes of kept prefixes: in the memory of all stages, and of records in each worker's memory and on its disk"
     );
     describe_gauge!(
         PREFIX_BUNDLES,
-        "Files of records of each worker, or what would be one in memory"
+        "Bundles of each worker's records of kept prefixes: a file each on disk, its equal in memory"
     );
-    describe_gauge!(PREFIX_NODES, "Places in the tree of prompts where one ends or several part");
-    describe_gauge!(HELD, "Requests that wait for what another one reads");
-    describe_counter!(
-        PREFIX_LOADS,
-        "States that were wanted from below the stages' memory, by outcome"
+    describe_gauge!(
+        PREFIX_NODES,
+        "Nodes of the tree of kept prompts, where a prompt ends or several part"
     );
-    describe_counter!(PREFIX_SAVED, "Kept states that are below the stages' memory too");
+    describe_gauge!(
+        HELD,
+        "Requests that wait while another one computes the beginning that they share"
+    );
+    describe_counter!(PREFIX_LOADS, "Loads of kept states from workers' records, by outcome");
+    describe_counter!(PREFIX_SAVED, "Kept states that were written to workers' records");
     describe_counter!(
         PREFIX_WRITTEN,
         Unit::Bytes,
-        "Bytes written there to workers' disks; what others had in common is written once"
+        "Bytes of such records written to workers' disks; beginnings that states share are written once"
     );
-    describe_counter!(PREFIX_READ, Unit::Bytes, "Bytes that each worker read from there, at most");
+    describe_counter!(
+        PREFIX_READ,
+        Unit::Bytes,
+        "Bytes that each worker read from its records, at most"
+    );
     describe_counter!(STATES_KEPT, "States that were kept");
     describe_counter!(
         STATES_GONE,
-        "Kept states that went before their time, or lost their last pages, by cause"
+        "Kept states that were evicted, or lost their last pages, by cause"
     );
-    describe_counter!(SHARED_READS, "Requests that waited until another had read what they share");
-    describe_counter!(ROWS_AVOIDED, "Prompt tokens that such requests did not compute again");
+    describe_counter!(
+        SHARED_READS,
+        "Requests that waited until another one had computed the beginning that they share"
+    );
+    describe_counter!(
+        ROWS_AVOIDED,
+        "Prompt tokens that waiting requests did not have to compute again"
+    );
 }
 
 fn describe_drafts() {
     describe_counter!(
         DRAFTS,
-        "Drafted tokens that were right and wrong, by where they came from and how far ahead they were"
+        "Drafted tokens that were right or wrong, by their source and by how far ahead they were"
     );
     describe_counter!(
         DRAWN_PARTS,
-        "Parts that tokens were to be drawn from, stale ones among them"
+        "Parts of ubatches from which tokens were to be drawn, stale ones included"
     );
     describe_counter!(
         ROWS_IN_VAIN,
-        "Rows of drafts that gave no token, and rows that were read again"
+        "Rows computed in vain: drafts that gave no token, and rows that were computed again"
     );
     describe_counter!(
         STAGES_IN_VAIN,
         Unit::Microseconds,
-        "Time that such rows took of all stages together"
+        "Time of all stages together that rows computed in vain took"
     );
     describe_counter!(
         OVERLAPPED,
@@ -252,23 +265,23 @@ fn describe_drafts() {
     );
     describe_counter!(
         DRAFT_PARTS,
-        "Parts with drafts that came behind a wrong one, or lacked a mask"
+        "Parts with drafts that followed a wrong draft, or lacked a mask"
     );
     describe_counter!(
         STAGE_DRAFTING,
         Unit::Microseconds,
-        "Part of it in which the model's own blocks drafted"
+        "Part of the computing time in which the model's own blocks drafted"
     );
 }
 
 fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
-    describe_counter!(REUSED_TOKENS, "Prompt tokens that were computed before");
+    describe_counter!(REUSED_TOKENS, "Prompt tokens whose states were reused");
     describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");
-    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again for that");
+    describe_counter!(REPLAYED_TOKENS, "Positions that were computed again after a line was lost");
     describe_counter!(
         MOVED_BYTES,
-        "Bytes of states that went from one worker to another when they were put back"
+        "Bytes of states that moved from one worker to another when streams were restored"
     );
     describe_counter!(GENERATED_TOKENS, "Tokens drawn");
     describe_counter!(REQUESTS, "Sequences by how they ended");
@@ -289,7 +302,7 @@ fn describe() {
     describe_counter!(UBATCH_ROWS, "Rows computed, over all ubatches");
     describe_counter!(STAGE_BUSY, Unit::Microseconds, "Time that a stage computed");
     describe_counter!(STAGE_QUEUED, Unit::Microseconds, "Time that ubatches waited at a stage");
-    describe_gauge!(WORKERS, "Workers, by where they are");
+    describe_gauge!(WORKERS, "Workers, by their place (on the line, spare, missing)");
     describe_gauge!(STAGE_SHARE, "Share of the last second that a stage computed");
     describe_gauge!(STAGE_MEMORY, Unit::Bytes, "Resident memory of a stage's process");
     describe_gauge!(HOST_EXPERTS, Unit::Bytes, "Routed experts in the host's memory beside a GPU");
@@ -307,7 +320,11 @@ fn describe() {
         GRAMMARS,
         "Grammars and schemas of requests that were compiled to be checked"
     );
-    describe_counter!(GRAMMAR_TIME, Unit::Microseconds, "Time that compiling them took");
+    describe_counter!(
+        GRAMMAR_TIME,
+        Unit::Microseconds,
+        "Time that compiling grammars and schemas took"
+    );
     describe_counter!(HTTP, "Responses by status");
 }
 

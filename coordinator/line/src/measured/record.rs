@@ -20,7 +20,7 @@ pub struct UbatchRecord {
     pub decode_rows: u32,
     /// Tokens that were drawn from it.
     pub tokens: u32,
-    /// Rows of drafts that gave no token, and rows that were read again.
+    /// Rows computed in vain: drafts that gave no token, and rows that were computed again.
     pub rows_in_vain: u32,
     /// A whole window of drafts was of no use: the last stage may have left it out.
     pub has_stale: bool,

@@ -126,7 +126,7 @@ mod silence {
     struct Nobody;
 
     fn nobody<T: Send + 'static>() -> Asked<'static, T> {
-        Box::pin(async { Err("nobody is there".to_string()) })
+        Box::pin(async { Err("no stage is connected".to_string()) })
     }
 
     impl StateAccess for Nobody {

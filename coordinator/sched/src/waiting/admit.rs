@@ -107,7 +107,7 @@ impl Waiting {
         }
     }
 
-    /// Requests that wait for what another one reads.
+    /// Requests that wait while another one computes the beginning that they share.
     pub fn n_held(&self) -> usize {
         self.queue.iter().filter(|pending| pending.hold.is_some()).count()
     }
@@ -292,7 +292,7 @@ pub(crate) fn check_sense(request: &Request) -> Result<(), Rejection> {
         None if !has_companion => Ok(()),
         Some(companion) if has_companion && !companion.is_empty() => Ok(()),
         _ => Err(Rejection::Invalid(
-            "a draw that wants a companion and one with tokens come together",
+            "a draw with a companion needs the companion's tokens, and tokens need such a draw",
         )),
     }
 }
@@ -483,11 +483,12 @@ mod tests {
         }
         let why = refused(&beside(1, 183), &line);
         assert!(why.contains("193 positions (183 prompt"), "{why}");
-        assert!(refused(&beside(1, 0), &line).contains("come together"));
+        assert!(refused(&beside(1, 0), &line).contains("needs the companion"));
         assert!(
-            refused(&Request { companion: None, ..fits.clone() }, &line).contains("come together")
+            refused(&Request { companion: None, ..fits.clone() }, &line)
+                .contains("needs the companion")
         );
         let alone = Request { companion: Some([1].into()), ..request(1, 1) };
-        assert!(refused(&alone, &line).contains("come together"), "logits have none");
+        assert!(refused(&alone, &line).contains("needs the companion"), "logits have none");
     }
 }

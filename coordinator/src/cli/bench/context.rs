@@ -36,7 +36,7 @@ pub(super) fn check(sequences: &[Sequence], depth: u32) -> Result<()> {
     match sequences.iter().find(|s| depth > 0 && s.reused() != depth) {
         None => Ok(()),
         Some(other) => bail!(
-            "a sequence began behind {} of {depth} tokens: there is no memory for all contexts",
+            "a sequence reused only {} of {depth} tokens: the memory does not hold all contexts; give --depth or --parallel a smaller number",
             other.reused()
         ),
     }

@@ -70,7 +70,8 @@ impl Server {
         let host = base.host().with_context(hint)?.trim_matches(['[', ']']).to_string();
         let port = base.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let bearer = key.map(|key| HeaderValue::from_str(&format!("Bearer {key}"))).transpose();
-        let mut bearer = bearer.context("--api-key: a key has no such characters")?;
+        let mut bearer =
+            bearer.context("--api-key: the key has characters that cannot be sent in a header")?;
         if let Some(bearer) = &mut bearer {
             bearer.set_sensitive(true);
         }
@@ -130,7 +131,8 @@ fn trusting(ca: Option<&Path>) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     let found = CertificateDer::pem_file_iter(&file).with_context(|| format!("cannot read {name}"));
     for certificate in found? {
-        let certificate = certificate.with_context(|| format!("{name} is no list of certificates"));
+        let certificate = certificate
+            .with_context(|| format!("{name} is not a list of certificates in PEM form"));
         // A system's list may have some that this library does not know; a file that was named may not.
         match roots.add(certificate?) {
             Err(error) if ca.is_some() => bail!("{name}: {error}"),

@@ -106,14 +106,14 @@ impl Events {
 
 /// The payload of a line, if it is a data line. The other lines are comments, names and empty ones.
 fn data(line: &[u8]) -> Result<Option<&str>> {
-    let line = std::str::from_utf8(line).context("the server sent what is no UTF-8")?;
+    let line = std::str::from_utf8(line).context("the server sent a line that is not UTF-8")?;
     Ok(line.strip_prefix("data:").map(str::trim))
 }
 
 impl News {
     fn read(data: &str) -> Result<Self> {
-        let chunk: Chunk =
-            serde_json::from_str(data).context("the server sent what is no piece of a chat")?;
+        let chunk: Chunk = serde_json::from_str(data)
+            .context("the server sent an event that is not a chunk of a chat completion")?;
         if let Some(error) = chunk.error {
             bail!("{}", message(&error));
         }

@@ -111,7 +111,7 @@ impl Repl {
                 self.answer().await?;
             }
             Typed::Regen if self.talk.has_turns() => self.answer().await?,
-            Typed::Regen => screen.remark("there is nothing yet to answer again"),
+            Typed::Regen => screen.remark("there is no message yet that could be answered again"),
             Typed::Clear => {
                 self.talk.clear();
                 screen.remark("the chat begins anew");
@@ -138,7 +138,7 @@ impl Repl {
 
     fn show_settings(&self) {
         if self.talk.settings.is_empty() {
-            self.screen.remark("nothing is set: the server decides");
+            self.screen.remark("no field is set: the server's defaults apply");
         }
         for (name, value) in &self.talk.settings {
             self.screen.remark(&format!("{name} {value}"));
@@ -169,7 +169,7 @@ impl Repl {
             Outcome::Failed(error) => {
                 self.screen.remark(&format!("error: {error:#}"));
                 if !has_text {
-                    self.screen.remark("the message is not part of the chat now: say it again");
+                    self.screen.remark("the message was not added to the chat: send it again");
                 }
             }
         }

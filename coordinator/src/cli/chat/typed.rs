@@ -50,7 +50,7 @@ pub enum Typed {
 pub enum TypedError {
     /// There is no such command.
     #[error(
-        "/{0} is no command: /help lists them; // at the beginning says something that begins with /"
+        "/{0} is not a command: /help lists all; // at the beginning says something that begins with /"
     )]
     Unknown(String),
     /// A command has text behind it that it does not take.
@@ -60,7 +60,7 @@ pub enum TypedError {
     #[error("/save needs a file's name: /save chat.json")]
     NoFile,
     /// A field that the chat itself sets.
-    #[error("{0} is what the chat itself sends: it cannot be set")]
+    #[error("the chat itself sets {0}: /set cannot")]
     Own(String),
 }
 
@@ -235,6 +235,6 @@ mod tests {
         assert_eq!(error("/clear all"), TypedError::TakesNothing("clear"));
         assert_eq!(error("/save"), TypedError::NoFile);
         assert_eq!(error("/set stream false"), TypedError::Own("stream".to_string()));
-        assert!(error("/x").to_string().contains("/help lists them"));
+        assert!(error("/x").to_string().contains("/help lists all"));
     }
 }

@@ -75,7 +75,7 @@ fn open_secrets(loaded: &Loaded) -> Vec<Problem> {
             at: setting.at.clone(),
             key: setting.key.clone(),
             what: format!(
-                "everybody on this machine can read this secret: put it into a file of its own ({}-file), or chmod o-r this one",
+                "every user of this machine can read this secret: put it into a file of its own ({}-file), or chmod o-r this one",
                 setting.key
             ),
         };

@@ -40,7 +40,7 @@ use crate::cli::printing::output;
 /// Where options may stand beside the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ConfigFile {
-    /// Options that stand in this file, or none, count where the command line and the environment do not name them
+    /// File of options, which count where the command line and the environment do not set them; none: read no file
     /// [default: /etc/brigade/brigade.toml, where it exists]
     #[arg(long, value_name = "FILE", env = "BRIGADE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -55,8 +55,8 @@ Examples:
   brigade config show serve --ctx 4096          what this command line means, and where each value comes from
   brigade config schema > brigade.schema.json   for editors
 
---SWITCH=false turns off what the file turns on. A flag counts before an environment variable, that before the file, and files of the folder brigade.d beside
-brigade.toml, in the order of their names, before it.")]
+--SWITCH=false turns off what the file turns on. What counts: a flag, then an environment variable, then the files of
+the folder brigade.d beside brigade.toml (the last by name first), then brigade.toml.")]
 pub struct ConfigArgs {
     #[command(subcommand)]
     action: Action,
@@ -125,7 +125,7 @@ fn init(args: &InitArgs) -> Result<()> {
         return output::line(format_args!("{}", text.trim_end()));
     }
     if path == Path::new(merge::NO_FILE) {
-        bail!("`{}` is what stands for no file: name one with --config FILE", merge::NO_FILE);
+        bail!("`{}` means that no file is read: name a file with --config FILE", merge::NO_FILE);
     }
     let mut options = std::fs::OpenOptions::new();
     options.write(true);

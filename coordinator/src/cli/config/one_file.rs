@@ -74,7 +74,7 @@ impl OneFile<'_> {
                 Ok(())
             } else {
                 let what = format!(
-                    "put `{VERSION_KEY} = {VERSION}` first: it says how this file is meant"
+                    "put `{VERSION_KEY} = {VERSION}` first: it is the version of this file's format"
                 );
                 Err(self.problem(0, VERSION_KEY, what))
             };

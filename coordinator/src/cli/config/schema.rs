@@ -13,7 +13,7 @@ pub fn schema() -> Value {
     let version = i64::try_from(VERSION).unwrap_or(i64::MAX);
     properties.insert(
         "version".to_owned(),
-        json!({"const": version, "description": "How this file is meant"}),
+        json!({"const": version, "description": "Version of this file's format"}),
     );
     for section in options::sections() {
         let about = section.command.get_about().map(ToString::to_string);
@@ -22,14 +22,14 @@ pub fn schema() -> Value {
     }
     if let Some(serve) = options::section("serve") {
         let mut options: Map<String, Value> = serve.of_a_model().map(property).collect();
-        let name = json!({"type": "string", "description": "What it is called: by -m NAME, and by clients"});
+        let name = json!({"type": "string", "description": "Name of the model, for -m NAME and for clients"});
         options.insert(NAME.to_owned(), name);
         let model = object(options, Some("A model, with the options of its line"), &[NAME]);
         properties.insert(MODEL.to_owned(), json!({"type": "array", "items": model}));
     }
     let keys = json!({"type": "array", "items": {"type": "string"}, "minItems": 2,
                       "description": "Their names, as brigade key create has them"});
-    let about = "Keys whose prompts may begin with what the others of them have computed";
+    let about = "API keys that share computed beginnings of prompts";
     let share = object(Map::from_iter([(KEYS.to_owned(), keys)]), Some(about), &[KEYS]);
     properties.insert(SHARE.to_owned(), json!({"type": "array", "items": share}));
     let mut whole = object(properties, Some("Options of brigade"), &["version"]);

@@ -98,7 +98,7 @@ pub fn choose(
         return find(OsStr::new(wanted)).map(Some).ok_or_else(|| Problem {
             at: setting.at.clone(),
             key: MODEL.to_owned(),
-            what: format!("no [[model]] is called {wanted:?}: there are {}", names()),
+            what: format!("no [[model]] is called {wanted:?}: the names are {}", names()),
         });
     }
     match &models[..] {
@@ -107,7 +107,7 @@ pub fn choose(
             at: models[1].at.clone(),
             key: MODEL.to_owned(),
             what: format!(
-                "there are {} models, and this is about one: choose with -m NAME, of {}",
+                "there are {} models, and this command is for one: choose with -m NAME, of {}",
                 models.len(),
                 names()
             ),

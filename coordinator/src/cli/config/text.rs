@@ -15,10 +15,10 @@ pub fn commented() -> String {
         text.push('\n');
     };
     line(
-        "# Options of brigade. A flag counts before an environment variable, that before this file, and the files of the",
+        "# Options of brigade. What counts: a flag, then an environment variable, then the files of the folder brigade.d",
     );
     line(
-        "# folder brigade.d beside it, in the order of their names, before it. `brigade config check` says what is wrong.",
+        "# beside this file (the last by name first), then this file. `brigade config check` says what is wrong.",
     );
     line(
         "# Secrets do not belong here: name the file that has them, such as \"$CREDENTIALS_DIRECTORY/token\".",
@@ -33,11 +33,11 @@ pub fn commented() -> String {
                 "\n# A model, with the options of its line: instead of the same options of [serve], for this model.",
             );
             line(&format!("#[[{MODEL}]]"));
-            line("\n# What it is called: by -m NAME, and by clients");
+            line("\n# Name of the model, for -m NAME and for clients");
             line(&format!("#{NAME} = \"NAME\""));
             let keys: Vec<&str> = section.of_a_model().map(Opt::key).collect();
             wrapped(&format!("And all of these: {}", keys.join(", ")), &mut line);
-            line("\n# Keys whose prompts may begin with what the others of them have computed.");
+            line("\n# API keys that share computed beginnings of prompts.");
             line(&format!("#[[{SHARE}]]\n#{KEYS} = [\"NAME\", \"NAME\"]"));
         }
     }

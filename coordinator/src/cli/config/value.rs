@@ -119,7 +119,7 @@ fn accept(option: &Opt, text: &str) -> Result<(), String> {
                 Some(ContextValue::String(near)) => format!("; did you mean {near:?}?"),
                 _ => String::new(),
             };
-            format!("{text:?} is none of {}{nearest}", option.choices().join(", "))
+            format!("{text:?} is not one of {}{nearest}", option.choices().join(", "))
         }
         _ => format!("{text:?} cannot be used"),
     })
@@ -160,7 +160,7 @@ mod tests {
             ("ctx", "true", "a number is needed, not true or false"),
             ("ctx", "[1]", "a number is needed, not a list"),
             ("keep", "5000000000", "5000000000 is not in"),
-            ("kv-type", "'f61'", "none of f32, f16, q8_0"),
+            ("kv-type", "'f61'", "not one of f32, f16, q8_0"),
             ("journal", "true", "one of on, off is needed"),
             ("model", "''", "a text that is not empty"),
             ("no-auth", "1", "true or false is needed, not a number"),

@@ -236,7 +236,7 @@ pub struct LineArgs {
     /// Start N workers on this machine [default: 2, or as many as --tensor-split or --cuts names]
     #[arg(long, value_name = "N", value_parser = worker_count, conflicts_with = "worker")]
     pub workers: Option<usize>,
-    /// Use the worker that listens there, or that `brigade nodes` calls so; repeat it for each stage, first stage first
+    /// Use the worker at this address, or of this name in `brigade nodes`; repeat it for each stage, first stage first
     #[arg(long, value_name = "HOST:PORT")]
     pub worker: Vec<String>,
     /// Pin local worker i to the i-th CPU list, e.g. 0/1 or 0-3/4-7
@@ -248,30 +248,32 @@ pub struct LineArgs {
     /// Memory each local worker may use, e.g. 12G [default: its share of what is free, or the GPU's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,
-    /// What local workers compute with, in turn: auto, cpu, or GPUs as `brigade devices` lists them: vulkan:0,1, with the host
-    /// beside one for what experts do not fit: vulkan:0+cpu
-    /// [default: auto, the first GPU that there is, else the CPU]
+    /// Device of each local worker, taken in turn from this list: auto, cpu, or GPUs by their names in `brigade
+    /// devices`, such as vulkan:0,1. With +cpu behind a GPU (vulkan:0+cpu), routed experts that do not fit its memory
+    /// lie in the host's memory [default: auto, the first GPU that there is, else the CPU]
     #[arg(long, value_name = "DEVICES", conflicts_with = "worker")]
     pub device: Option<DeviceList>,
-    /// Where a mixture's routed experts are beside a GPU: auto (with the host what does not fit), device, host, or of so many
-    /// first layers with the host. Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
+    /// Where the routed experts of a mixture lie beside a GPU: device (its memory), host (the host's memory), auto (the
+    /// host's memory for those that do not fit the GPU's), or a number N (the host's memory for those of the first N
+    /// layers). Results do not depend on it [default: auto with --device auto or vulkan:0+cpu, else device]
     #[arg(long, value_name = "WHERE", conflicts_with = "worker")]
     pub experts: Option<String>,
-    /// All routed experts with the host, beside a GPU that computes the rest: as --experts host
+    /// Keep all routed experts in the host's memory, beside a GPU that computes the rest: the same as --experts host
     #[arg(long, conflicts_with_all = ["worker", "experts"])]
     pub cpu_moe: bool,
-    /// Those of the first N layers: as --experts N
+    /// Keep the routed experts of the first N layers in the host's memory: the same as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["worker", "experts", "cpu_moe"])]
     pub n_cpu_moe: Option<u32>,
-    /// Memory of each local worker's GPU for copies of those experts of the host's memory that are used most, e.g. 4G. Results do
-    /// not depend on it [default: none]
+    /// Memory of each local worker's GPU for copies of the most used of the experts in the host's memory, e.g. 4G.
+    /// Results do not depend on it [default: none]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub expert_cache: Option<u64>,
-    /// Leave GPUs' matrix units alone, where a driver fails with them: prompts then take longer, results are the same
+    /// Do not use GPUs' matrix units, for drivers that fail with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,
-    /// Compute prompts on GPUs' f16 matrix units, which is faster there: answers then have other bits than without, and may change
-    /// with the GPU, its driver, and the requests beside them; the promise of the same bytes does not hold
+    /// Compute prompts on GPUs' f16 matrix units, which is faster. Answers may then differ from those without this
+    /// option, and may change with the GPU, its driver, and the requests that run at the same time: the same bytes are
+    /// not promised
     #[arg(long, conflicts_with_all = ["worker", "no_coopmat"])]
     pub fast_math: bool,
     /// Kernel table all stages must use, e.g. reference, avx2, avxvnni, avx512 [default: each its best]
@@ -280,14 +282,14 @@ pub struct LineArgs {
     /// Type of the activations between stages; only f32 keeps results independent of the cut
     #[arg(long, value_enum, default_value_t = WireArg::F32)]
     pub wire_type: WireArg,
-    /// Allow plain, unauthenticated connections beyond loopback: nobody needs it who joins workers by token
+    /// Allow plain, unauthenticated connections beyond loopback. Workers that join by token do not need it
     #[arg(long)]
     pub insecure_network: bool,
     /// Where a cluster's authority is.
     #[command(flatten)]
     pub data_dir: DataDirArgs,
-    /// Low-rank adapter (LoRA) of the model, a GGUF file; repeat it for several. SCALE is how much of it requests use
-    /// that say nothing, 0: none
+    /// Low-rank adapter (LoRA) of the model, a GGUF file; repeat it for several. SCALE is its strength for requests
+    /// that do not set one, 0: off
     #[arg(long, value_name = "FILE[=SCALE]")]
     pub lora: Vec<AdapterFile>,
     /// Control vector of the model, a GGUF file, whose directions are added behind layers, times SCALE; repeat it for the
@@ -304,7 +306,7 @@ pub struct LineArgs {
     /// Rows of the largest ubatch [default: chosen from the model and the line]
     #[arg(long, alias = "ubatch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,
-    /// Cut layers for: prefill, decode, mixed (as many prompt tokens as generated ones), or so many prompt tokens
+    /// Cut layers for: prefill, decode, mixed (as many prompt tokens as generated ones), or a number of prompt tokens
     /// for each generated one. Results do not depend on it
     #[arg(long, value_name = "GOAL", default_value_t = Balance::MIXED)]
     pub balance: Balance,

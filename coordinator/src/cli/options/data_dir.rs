@@ -8,8 +8,7 @@ use clap::Args;
 /// Where the data folder is.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DataDirArgs {
-    /// Folder of what is kept for good, such as API keys [default: $XDG_DATA_HOME/brigade, or
-    /// ~/.local/share/brigade]
+    /// Folder for lasting data, such as API keys [default: $XDG_DATA_HOME/brigade, or ~/.local/share/brigade]
     #[arg(long, value_name = "DIR", env = "BRIGADE_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
 }

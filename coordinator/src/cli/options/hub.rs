@@ -41,7 +41,7 @@ pub struct HubArgs {
     /// Folder of GGUF files that -m finds by their names, without ending; nothing in it is ever changed or deleted
     #[arg(long, value_name = "DIR", env = "BRIGADE_MODELS_DIR")]
     pub models_dir: Option<PathBuf>,
-    /// Fetch nothing and ask nobody: models that are here, or an error
+    /// Fetch no models and ask no hub: a model that is not on this machine is an error
     #[arg(long, env = "BRIGADE_OFFLINE", value_parser = clap::builder::BoolishValueParser::new())]
     pub offline: bool,
     /// With workers on other machines: send each its layers from here, and do not have it fetch them itself from where the

@@ -41,7 +41,7 @@ pub struct ClusterArgs {
     /// Begin a new authority in the data folder: every worker must be joined anew. For one that was lost
     #[arg(long, requires = "control")]
     new_ca: bool,
-    /// How long the certificates of workers are good; they are renewed after half of it
+    /// How long the certificates of workers are valid; they are renewed after half of it
     #[arg(long, value_name = "TIME", default_value = CERTIFICATES_FOR, value_parser = units::duration)]
     cluster_cert_ttl: Duration,
     #[command(flatten)]
@@ -51,14 +51,14 @@ pub struct ClusterArgs {
 /// Certificates of somebody else's authority.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ClusterFiles {
-    /// Speak with the cluster by this certificate (PEM) of somebody else's authority; among its URI names must be
-    /// brigade://coordinator/NAME or brigade://worker/NAME
+    /// Certificate (PEM) of an authority outside brigade, for connections within the cluster; its URI names must
+    /// include brigade://coordinator/NAME or brigade://worker/NAME
     #[arg(long, value_name = "FILE", requires_all = ["cluster_key", "cluster_ca"])]
     cluster_cert: Option<PathBuf>,
     /// The private key of --cluster-cert (PEM)
     #[arg(long, value_name = "FILE", requires = "cluster_cert")]
     cluster_key: Option<PathBuf>,
-    /// The authorities whose certificates are believed (PEM)
+    /// The authorities whose certificates are trusted (PEM)
     #[arg(long, value_name = "FILE", requires = "cluster_cert")]
     cluster_ca: Option<PathBuf>,
 }
@@ -246,10 +246,10 @@ struct ListArgs {
 The token lets a machine in; after that it is worth nothing, unless --uses says more. The machine knows by it that it
 talks to the right coordinator. It works while the server runs.")]
 struct CreateArgs {
-    /// How long it can be used
+    /// How long the token is valid
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = units::some_time)]
     ttl: Duration,
-    /// How many machines it lets in
+    /// How many machines can join with the token
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_USES))]
     uses: u32,
     /// Where the machine reaches the coordinator [default: where `serve --control` listened last]
@@ -353,7 +353,7 @@ pub async fn nodes(args: &NodesArgs) -> Result<()> {
         ));
     } else if !is_running {
         output::remark(format_args!(
-            "no server runs with this data folder: who is connected is not known"
+            "no server runs with this data folder: start one to see which nodes are connected"
         ));
     }
     Ok(())

@@ -36,8 +36,8 @@ pub struct SpeculateArgs {
     /// to each key
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = brigade_plan::parse_bytes)]
     speculate_memory: u64,
-    /// Whether a model's own blocks that draft tokens (MTP, NextN) are loaded with its last layers and used; --speculate off
-    /// is off here too
+    /// Whether a model's own blocks that draft tokens (MTP, NextN) are loaded with its last layers and used;
+    /// --speculate off turns them off too
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     own_drafts: OwnDraftsArg,
 }

@@ -57,7 +57,7 @@ impl Stable {
             if !before[at] && turns.yields(at) {
                 tracing::info!(
                     model = slot.name(),
-                    "the model takes nothing new: another one waits for its room"
+                    "the model takes no new requests: another model waits for its memory"
                 );
             }
         }
@@ -90,7 +90,7 @@ impl Stable {
         for (slot, loaded, turn) in going {
             let stable = self.clone();
             ending.spawn(async move {
-                let why = "another model needs its room";
+                let why = "another model needs its memory";
                 stable.end_line(&slot, Some(loaded), why).await;
                 drop(turn);
             });
@@ -115,7 +115,7 @@ impl Stable {
                 tracing::info!(
                     model = slot.name(),
                     why,
-                    "a worker has gone: the model waits again"
+                    "a worker has gone: the model waits for workers again"
                 );
                 return;
             }
@@ -184,7 +184,8 @@ impl Stable {
             self.news.notify_one();
             for slot in self.all() {
                 if slot.is_past_its_time() {
-                    self.unload_idle(&slot, "nobody has used it for long").await;
+                    self.unload_idle(&slot, "it is idle, and its time to stay loaded is over")
+                        .await;
                 }
             }
             let go = self.with_pool(|pool| pool.helps_others(&self.idle_seats()));

@@ -77,7 +77,7 @@ impl Folder {
     ) -> Result<Option<Arc<Self>>> {
         let Some(base) = args.folder.clone() else { return Ok(None) };
         let settings = base.model.hub.settings(&base.line.data_dir)?;
-        let path = settings.models_dir.context("--models-dir names no folder")?;
+        let path = settings.models_dir.context("--models-dir is not a folder")?;
         let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
         let (found, looks) = (Mutex::default(), tokio::sync::Mutex::default());
         let own = settings.folder;
@@ -140,7 +140,10 @@ impl Folder {
             if let Is::Good(at) = seen.is
                 && now.get(name).is_none_or(|now| now.is != seen.is)
             {
-                tracing::info!(model = name, "its file is gone, or another one");
+                tracing::info!(
+                    model = name,
+                    "the model's file in --models-dir was removed or replaced"
+                );
                 self.stable.retire(at);
             }
         }

@@ -46,19 +46,20 @@ pub struct FrontArgs {
     /// Private key of --tls-cert: PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Serve everybody who reaches the port, without keys (brigade key)
+    /// Serve every client that reaches the port, without API keys (brigade key)
     #[arg(long)]
     no_auth: bool,
-    /// Keys whose prompts may begin with what the others of them have computed, by the names of brigade key create:
-    /// NAME,NAME; repeatable. All other keys are apart. In the file: [[share]] keys = ["NAME", "NAME"]
+    /// API keys that share computed beginnings of prompts, by the names of brigade key create: NAME,NAME; repeatable.
+    /// All other keys share with no key. In the file: [[share]] keys = ["NAME", "NAME"]
     #[arg(long, value_name = "KEYS", conflicts_with = "no_auth")]
     share_prefix: Vec<KeyGroup>,
     /// Where to serve /metrics, /admin and a /health with reasons [default: 127.0.0.1:7080, or any port where that
     /// is taken]
     #[arg(long, value_name = "ADDR")]
     admin_listen: Option<Address>,
-    /// A name by which clients may ask this server, beside its machine's, its certificate's, localhost and the addresses
-    /// on which it listens: a reverse proxy's, say; repeatable, *.example.com: all below it, *: any
+    /// Another host name by which clients may address this server, such as a reverse proxy's; repeatable,
+    /// *.example.com: all names below it, *: any. The machine's name, the certificate's, localhost and the addresses on
+    /// which it listens are always allowed
     #[arg(long, value_name = "NAME", value_parser = allowed_host)]
     allow_host: Vec<String>,
     /// Append to this file who asked for what, one JSON object a line; never prompts or keys
@@ -273,14 +274,14 @@ fn check_keys(
     let usable = keys.as_ref().map_or(0, |keys| keys.n_usable(now));
     if !public.is_local() && usable == 0 && !args.no_auth {
         bail!(
-            "--listen {}: everybody who reaches it could use it, because there is no API key: make one with `brigade \
+            "--listen {}: every client that reaches it could use it, because there is no API key: make one with `brigade \
              key create NAME`{}, or pass --no-auth",
             args.listen,
             data_dir.hint()
         );
     }
     if !public.is_local() && args.no_auth {
-        tracing::warn!(address = %public.address, "--no-auth: everybody who reaches it can use it");
+        tracing::warn!(address = %public.address, "--no-auth: every client that reaches this address can use the server without a key");
     }
     if !admin.is_local() && !keys.is_some_and(|keys| keys.has_admin(now)) {
         bail!(

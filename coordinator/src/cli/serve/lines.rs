@@ -315,8 +315,7 @@ pub fn open_socket(folder: &Path, admin: &Admin, stop: &CancellationToken) {
         tracing::warn!(
             %folder,
             %error,
-            "no admin socket in the data folder: `brigade cluster` does not reach this server; orders can come to \
-             /admin/cluster of the admin listener"
+            "no admin socket in the data folder: `brigade cluster` does not reach this server; send orders to /admin/cluster of the admin listener"
         );
     }
 }

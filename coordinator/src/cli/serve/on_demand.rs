@@ -181,7 +181,7 @@ impl Stable {
             let all = all.iter().filter(|slot| !slot.is_retired());
             let all: Vec<&str> = all.map(|slot| slot.name()).collect();
             Refused(format!(
-                "no model that is loaded on demand is called {model}: there are {}",
+                "no model that is loaded on demand is called {model}: the names are {}",
                 all.join(", ")
             ))
         })
@@ -216,7 +216,7 @@ impl Stable {
                 Err(Refused(format!("{name} is being loaded: {loading}")))
             }
             Err(NotLoaded::NoRoom) => Err(Refused(format!(
-                "there is no room for {name}: the models that are loaded are in use, or stay by order"
+                "there is no room for {name}: the models that are loaded are in use or pinned"
             ))),
             Err(NotLoaded::Never(reason)) => Err(Refused(reason)),
         }
@@ -253,7 +253,8 @@ impl Stable {
     pub fn pin(&self, at: usize, stays: bool) -> Result<String, Refused> {
         let slot = self.slot(at);
         self.order(&slot, |standing| standing.pinned = stays)?;
-        let what = if stays { "stays once it is loaded" } else { "may go when nobody uses it" };
+        let what =
+            if stays { "stays once it is loaded" } else { "may be unloaded when it is idle" };
         let until = if self.standings.are_kept() { "" } else { ", until the server ends" };
         Ok(format!("{} {what}{until}", slot.name()))
     }
@@ -276,7 +277,7 @@ impl Stable {
             let quarantine = Some(slot.quarantine(&reason));
             let kept = self.change(slot, |standing| standing.quarantine = quarantine.clone());
             if let Err(error) = kept {
-                tracing::error!(%error, "that a model is not to be loaded again holds until a restart only");
+                tracing::error!(%error, "the record that a model failed too often to be loaded cannot be written: it holds only until a restart");
                 slot.standing().quarantine = quarantine;
             }
         }
@@ -351,7 +352,7 @@ impl Stable {
         let name = slot.name();
         if let Some(Quarantine { reason, .. }) = &slot.standing().quarantine {
             return Err(NotLoaded::Never(format!(
-                "its line has failed {FAILURES} times, one after the other ({reason}): an operator has it loaded again with `brigade cluster load {name}`, and a change of its file does"
+                "its line has failed {FAILURES} times, one after the other ({reason}): load it again with `brigade cluster load {name}`, or change its file"
             )));
         }
         if slot.served.shared.is_some() {

@@ -53,7 +53,7 @@ async fn carry_out(
                     Ok(Answer::Status(ClusterStatus { nodes, ..ClusterStatus::default() }))
                 }
                 None => Err(Refused(
-                    "this is about one line: say which with --model NAME, once it is loaded"
+                    "this order is about one line: name its model with --model NAME, once it is loaded"
                         .to_owned(),
                 )),
             }

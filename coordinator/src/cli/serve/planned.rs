@@ -86,7 +86,7 @@ fn read(file: &Path) -> Result<ServeArgs> {
     })?;
     match cli.command {
         Command::Serve(args) => Ok(*args),
-        _ => bail!("{} is not of a server", file.display()),
+        _ => bail!("{} is not a file of options for brigade serve", file.display()),
     }
 }
 
@@ -164,7 +164,7 @@ fn print(shown: &Shown) -> Result<()> {
     let free = |(name, memory): &(String, u64)| format!("{name} ({})", format_bytes(*memory));
     let free: Vec<String> = shown.free.iter().map(free).collect();
     match &free[..] {
-        [] => output::line(format_args!("free with these loaded: none")),
-        free => output::line(format_args!("free with these loaded: {}", free.join(", "))),
+        [] => output::line(format_args!("free while these are loaded: nothing")),
+        free => output::line(format_args!("free while these are loaded: {}", free.join(", "))),
     }
 }

@@ -71,7 +71,7 @@ impl Standings {
         let book = match &file {
             Some(file) => read(file).with_context(|| {
                 let file = file.display();
-                format!("{file} has orders about models that hold after a restart: move it away to go on without them")
+                format!("{file}, which keeps orders about models over restarts, cannot be read: move it away to start without them")
             })?,
             None => None,
         };

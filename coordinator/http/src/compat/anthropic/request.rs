@@ -34,7 +34,7 @@ const SAME: &[&str] = &[
 /// Fields that would change an answer, and have no effect here.
 const REFUSED: &[(&str, &str)] = &[
     ("container", "nothing is run here"),
-    ("mcp_servers", "tools are run by whoever asks: send them as tools"),
+    ("mcp_servers", "the client runs tools: send them as tools"),
 ];
 
 /// Translates a body to a chat's fields. The names map the chat's fields to those of the body, for errors.

@@ -104,8 +104,7 @@ pub fn generate(body: &[u8]) -> Result<Asked, ApiError> {
     let system: Option<String> = fields.take("system")?;
     if prompt.is_empty() {
         if system.is_some_and(|text| !text.is_empty()) {
-            let message =
-                "system is for a prompt, and there is none: without both, the model is loaded";
+            let message = "system needs a prompt: add one, or leave out both to load the model";
             return Err(ApiError::unsupported("system", message));
         }
         return Ok(Asked::ToLoad(load(&mut fields, &chat)?));
@@ -205,7 +204,7 @@ fn options(
         None => None,
     };
     if options.take::<f64>("tfs_z")?.is_some_and(|z| z != 1.0) {
-        let message = "options.tfs_z: this step of the chain is not here; use 1";
+        let message = "options.tfs_z: this sampler is not implemented here; use 1";
         return Err(ApiError::unsupported("options.tfs_z", message));
     }
     options.end("/api", &[unread::OLLAMA_OPTIONS]);

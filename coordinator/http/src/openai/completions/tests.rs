@@ -81,7 +81,7 @@ fn what_is_wrong_is_named() {
         (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
         (
             r#"{"prompt": "a", "echo": true, "logprobs": 1, "guidance_scale": 2}"#,
-            "guidance_scale is for what is drawn",
+            "guidance_scale is for generated tokens",
         ),
         (r#"{"prompt": "a", "best_of": 3, "stream": true}"#, "best_of cannot be streamed"),
         (r#"{"prompt": "a", "best_of": 1, "n": 2}"#, "from n (2) to 64"),
