@@ -1,14 +1,12 @@
 //! The kinds of devices beside the host. A device of a new kind is a crate, and its line here.
 
-use brigade_gpu::VULKAN;
-
 use crate::kernels::DeviceError;
 use crate::ops::{DeviceFacts, DeviceKind};
 
 /// All kinds. With `auto`, devices of the first are looked for first.
 pub static KINDS: &[&DeviceKind] = &[
-    // Each on a line of its own.
-    &VULKAN,
+    // Each on a line of its own, by the path of its crate.
+    &brigade_gpu::VULKAN,
 ];
 
 /// The kind that a device's name begins with, and the rest of that name.
@@ -27,7 +25,7 @@ pub(super) fn examples() -> String {
 /// # Errors
 /// Where there is no Vulkan or no driver: what to install.
 pub fn gpus() -> Result<Vec<DeviceFacts>, DeviceError> {
-    (VULKAN.list)()
+    (brigade_gpu::VULKAN.list)()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use brigade_tidy::devices::devices;
 use brigade_tidy::modules::{self, code_of};
 
 /// Longest `.rs` file in lines.
@@ -39,11 +40,8 @@ const GENERATED: &str = "proto/generated/";
 /// Folders that hold no source of ours.
 const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__pycache__"];
 
-/// The crates of kinds of devices. Each may name the same, and the engine may name each.
-const DEVICES: &[&str] = &[
-    // Each on a line of its own.
-    "engine/gpu",
-];
+/// The table of kinds of devices, which names their crates. Each may need the same, and the engine may need each.
+const KINDS_OF_DEVICES: &str = "engine/src/device/kinds.rs";
 const A_DEVICE_MAY_NEED: &[&str] = &["ops", "quant", "shapes"];
 /// For each crate folder: the crates of ours that its `[dependencies]` may name, so that a change compiles little.
 const MAY_NEED: [(&str, &[&str]); 36] = [
@@ -326,30 +324,33 @@ fn unsafe_stays_in_its_rooms() {
 }
 
 /// [`MAY_NEED`], and the same of devices.
-fn may_need() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    MAY_NEED.into_iter().chain(DEVICES.iter().map(|krate| (*krate, A_DEVICE_MAY_NEED)))
+fn may_need() -> Vec<(String, &'static [&'static str])> {
+    let others = MAY_NEED.into_iter().map(|(krate, may)| (krate.to_owned(), may));
+    others
+        .chain(devices(&read(KINDS_OF_DEVICES)).into_iter().map(|krate| (krate, A_DEVICE_MAY_NEED)))
+        .collect()
 }
 
 #[test]
 fn crates_depend_in_one_direction() {
-    let mut wrong = Vec::new();
-    for (krate, may) in may_need() {
+    let (may_need, devices, mut wrong) = (may_need(), devices(&read(KINDS_OF_DEVICES)), Vec::new());
+    for (krate, may) in &may_need {
         let named = dependencies(krate);
         for other in named.iter().filter_map(|name| name.strip_prefix("brigade-")) {
-            let is_device =
-                || krate == "engine" && DEVICES.contains(&format!("engine/{other}").as_str());
-            if !may.contains(&other) && !is_device() {
+            let is_device = krate == "engine" && devices.contains(&format!("engine/{other}"));
+            if !may.contains(&other) && !is_device {
                 wrong.push(format!("{krate} depends on brigade-{other}"));
             }
         }
-        let without_io = krate.starts_with("engine") || WITHOUT_IO.contains(&krate);
+        let without_io = krate.starts_with("engine") || WITHOUT_IO.contains(&krate.as_str());
         for name in named.iter().filter(|name| without_io && IO.contains(&name.as_str())) {
             wrong.push(format!("{krate} depends on {name}"));
         }
     }
     let members = read("Cargo.toml");
-    let known =
-        |member: &str| member.starts_with("tests") || may_need().any(|(krate, _)| krate == member);
+    let known = |member: &str| {
+        member.starts_with("tests") || may_need.iter().any(|(krate, _)| krate == member)
+    };
     let list = members.split_once("members = [").and_then(|(_, rest)| rest.split_once(']'));
     let (list, _) = list.expect("the workspace has members");
     let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
@@ -477,8 +478,8 @@ fn unit_tests_need_what_their_crate_needs() {
 #[test]
 fn fuzz_targets_lock_what_the_crates_need() {
     let (ours, theirs) = (locked("Cargo.lock"), locked("tests/fuzz/Cargo.lock"));
-    let crates = may_need().map(|(krate, _)| krate).filter(|krate| !krate.starts_with("tests"));
-    let mut wanted: Vec<String> = crates.flat_map(dependencies).collect();
+    let crates = may_need().into_iter().filter(|(krate, _)| !krate.starts_with("tests"));
+    let mut wanted: Vec<String> = crates.flat_map(|(krate, _)| dependencies(&krate)).collect();
     assert!(wanted.len() > 40, "{wanted:?}");
     let (mut seen, mut missing) = (BTreeSet::new(), Vec::new());
     while let Some(name) = wanted.pop() {
