@@ -117,7 +117,7 @@ mod tests {
             ('b', 4..8, "already"),
             ('b', 5..6, "already"),
             ('a', 4..13, "it has 0..12"),
-            ('a', 4..4, "no layers"),
+            ('a', 4..4, "not layers"),
         ] {
             let refused = moved(&LINE, to, &layers).unwrap_err();
             assert!(refused.contains(why), "{refused}");
