@@ -62,7 +62,7 @@ pub(crate) trait Residual: Send + Sync {
         None
     }
 
-    /// Makes the block's input, which is behind its `norm` where it has one. Gives rows that [`Self::meet`] is to have again.
+    /// Makes the block's input, normed by `norm` if there is one. Returns rows that [`Self::meet`] needs again.
     fn enter(
         &self,
         on: On<'_>,
@@ -74,7 +74,7 @@ pub(crate) trait Residual: Send + Sync {
         None
     }
 
-    /// Does with the streams what becomes of them by the block's output.
+    /// Brings the block's output into the streams.
     fn meet(&self, on: On<'_>, met: Met<'_>, rows: &mut BoundaryRows);
 }
 

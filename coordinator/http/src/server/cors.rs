@@ -91,7 +91,7 @@ fn refused(origin: &str) -> ApiError {
     ApiError::forbidden("origin_not_allowed", message)
 }
 
-/// What answers the questions of browsers for pages that may read, and marks the answers to them.
+/// The layer for pages that may read: it answers browsers' preflight requests, and marks answers as readable.
 fn for_pages() -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::mirror_request())
