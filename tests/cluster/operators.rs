@@ -29,6 +29,8 @@ fn node(cluster: &Cluster, name: &str) -> Value {
     nodes.as_array().unwrap().iter().find(|node| node["name"] == name).unwrap().clone()
 }
 
+/// A server without workers says how many it waits for, and the command that makes a token. A token is listed, can come over a
+/// pipe, and is used up.
 fn who_waits_is_told_what_for_and_what_to_type() {
     let cluster = Cluster::new();
     let (log, data) = (cluster.dir.join("log"), cluster.data("desk"));
@@ -44,14 +46,14 @@ fn who_waits_is_told_what_for_and_what_to_type() {
     assert!(logged().contains(&format!("to add a machine: {next}")), "{}", logged());
 
     // The token is listed without its secret, and may come over a pipe.
-    let line = cluster.join_line(&["--uses", "2"]);
-    let token = line.split_whitespace().last().unwrap();
+    let join_line = cluster.join_line(&["--uses", "2"]);
+    let token = join_line.split_whitespace().last().unwrap();
     let listed =
         || -> Value { serde_json::from_str(&cluster.admin(&["token", "list", "--json"])).unwrap() };
     assert_eq!(listed()[0]["uses_left"], 2, "{}", listed());
     assert!(!cluster.admin(&["token", "list"]).contains(token));
     let folder = cluster.data("lab");
-    // A token that is not there, or that would have ended at once, is said to be none: no worker joins without one.
+    // An empty or missing file has no token in it, and a worker says so: it does not join without one.
     let empty = cluster.data("empty");
     std::fs::write(&empty, "\n").unwrap();
     for file in [empty, cluster.data("nothing")] {
@@ -66,7 +68,7 @@ fn who_waits_is_told_what_for_and_what_to_type() {
     let mut command = Command::new("sh");
     // The shell becomes the worker, so that it ends with this test: the last command of a pipeline would stay.
     let worker = "exec \"$@\" <<END\n$0\nEND\n";
-    command.args(["-c", worker, &line]).arg(brigade());
+    command.args(["-c", worker, &join_line]).arg(brigade());
     command.args(["worker", "--join", &cluster.control, "--token-file", "-", "--name", "lab"]);
     command.args(["--listen", "127.0.0.1:0", "--threads", "1", "--data-dir", &folder]);
     let lab = Running::spawn(command, READY);
@@ -127,7 +129,7 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     wait_until("it is lost", SOON, || state(&cluster, "attic") == "lost");
     let told = node(&cluster, "attic");
     assert!(told["state"].as_str().unwrap().starts_with("lost since "), "{told}");
-    // Also when it has been forgotten, and the line goes on without it.
+    // It is shown as lost also when the line goes on without it.
     wait_until("the line goes on", SOON, || state(&cluster, "lab") == "serves");
     assert_eq!(state(&cluster, "attic"), "lost");
     assert!(cluster.admin(&["cluster", "status"]).contains("attic"), "it is shown still");
@@ -140,7 +142,7 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
         };
         wait_until("its loss is the answer", SOON, refused);
     }
-    // By its address it is put out.
+    // Its address can be named to revoke it.
     let said = cluster.admin(&["revoke", attic.ready.trim()]);
     assert!(said.contains("revoked attic"), "{said}");
     drop(server);

@@ -1,4 +1,4 @@
-//! `/v1/embeddings` of decoder models: the vectors of llama.cpp, at any cut.
+//! `/v1/embeddings` of decoder models: the vectors of llama.cpp, wherever the layers are cut over workers.
 
 use brigade_tests::process::Server;
 use serde_json::{Value, json};
@@ -24,6 +24,7 @@ fn pooled_vectors_are_those_of_llama_cpp_at_any_cut() {
     for (name, wanted) in golden["models"].as_object().unwrap() {
         let model = data.join(format!("golden/{name}.gguf"));
         let model = ["-m", model.to_str().unwrap(), "--kv-type", "f32"];
+        // One worker, two with a cut in the middle, and two of which the first has one layer.
         let cuts: [&[&str]; 3] = [&["--workers", "1"], &["--workers", "2"], &["--cuts", "1"]];
         let of =
             |cut: &&[&str]| vectors(&Server::start(&[&model, *cut].concat()), &golden["tokens"]);

@@ -1,9 +1,9 @@
-//! Every resource that keys share (docs/limits.md has the table), on one server: a greedy key takes all that it gets,
-//! and a polite one is served beside it. A table of their shares is printed.
+//! Every resource that API keys share, each called a room (docs/limits.md has the table), on one server. A greedy key takes
+//! all that it gets, and a polite one is served beside it. A table of their shares is printed.
 //!
-//! Refusals are counted exactly. Where keys take turns, the greedy key's work is all there before the polite key
-//! comes, and more of it is left when that has its answer: in one queue, all would have been before it. Order in
-//! detail is for the unit tests of each room.
+//! Refusals are counted exactly. Where keys take turns, all of the greedy key's requests are there before the polite key's
+//! request comes. Some of them are still without an answer when the polite key has its own. In one queue for all, the polite
+//! key would have been the last. Unit tests of each room hold the order in detail.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -26,6 +26,8 @@ const MAX_QUEUE: usize = 32;
 const PLACES_OF_A_KEY: usize = MAX_SEQS * 3 / 4;
 const STREAMS_OF_A_KEY: usize = 256;
 const CONNECTIONS_OF_A_KEY: usize = 192;
+/// Connections that the server takes from one address.
+const CONNECTIONS: usize = 256;
 
 struct Rooms {
     server: Server,
@@ -147,7 +149,8 @@ fn stream_id(events: &str) -> String {
     id.split('/').next().unwrap().to_owned()
 }
 
-/// Bodies: half ones of 3 MiB that do not get on are held, each with 4 MiB of the room.
+/// Bodies of requests. The greedy key begins bodies of 4 MiB, sends 3 MiB of each, and then hardly anything: four of them are
+/// held, each with 4 MiB of the room.
 fn bodies(rooms: &Rooms) {
     const BEGUN: usize = 8;
     const HELD: usize = 4;
@@ -341,12 +344,13 @@ fn places(rooms: &Rooms) {
     let ask = &ask;
     thread::scope(|scope| {
         (0..ASKED).for_each(|_| drop(scope.spawn(ask)));
-        let is_full = || {
+        let waiting_and_running = || {
             let running = ["prefill", "decode"]
                 .map(|phase| metric(&format!("brigade_requests_running{{phase=\"{phase}\"}}")));
             (metric("brigade_requests_waiting"), running.iter().sum::<usize>())
         };
-        until("the line and the queue are full", || is_full() == (MAX_QUEUE, PLACES_OF_A_KEY));
+        let full = (MAX_QUEUE, PLACES_OF_A_KEY);
+        until("the line and the queue are full", || waiting_and_running() == full);
         rooms.polite_completes(&json!({}));
         assert!(answered.load(Ordering::SeqCst) < MAX_QUEUE, "it waited for the queue");
         let before = answered.load(Ordering::SeqCst);
@@ -357,7 +361,7 @@ fn places(rooms: &Rooms) {
     assert!(refused.into_inner() >= ASKED - MAX_QUEUE - MAX_SEQS);
 }
 
-/// Rows of ubatches: prompts that fill the context, no two alike.
+/// Rows of ubatches, which prompts fill: each prompt is as long as the context, and no two are alike.
 fn rows(rooms: &Rooms) {
     let body = |i: usize, max_tokens: u32| {
         let prompt = format!("{i} {}", "and the sons of men ".repeat(150));
@@ -419,12 +423,15 @@ fn connections(rooms: &Rooms) {
             break (status, text);
         }
         following.push(stream);
-        assert!(following.len() < 256, "one key has all connections");
+        assert!(following.len() < CONNECTIONS, "one key has all connections");
     };
     assert_eq!((refused.0, following.len()), (429, CONNECTIONS_OF_A_KEY), "{}", refused.1);
     rooms.polite_completes(&json!({}));
-    let greedy =
-        format!("{CONNECTIONS_OF_A_KEY} of 256, then {}: {}", refused.0, words(&refused.1));
+    let greedy = format!(
+        "{CONNECTIONS_OF_A_KEY} of {CONNECTIONS}, then {}: {}",
+        refused.0,
+        words(&refused.1)
+    );
     rooms.row("connections of an address", &greedy, "200");
     drop(following);
     rooms.cancel(&[id]);
@@ -434,7 +441,7 @@ fn a_greedy_key_leaves_room_to_a_polite_one_in_every_room() {
     every(&[bodies, readers, grammars, streams, journal, places, rows, kept, connections]);
 }
 
-/// 128 MiB of them have to be computed.
+/// A test of its own: 128 MiB of events have to be computed to fill this room.
 fn a_greedy_key_leaves_room_for_events_to_a_polite_one() {
     every(&[events]);
 }
@@ -460,10 +467,11 @@ fn a_key_pays_for_its_grammars() {
     let next = asked(&rooms.polite, json!({}));
     assert_eq!((plain.status, next.status), (200, 200), "{}", next.body);
     assert_eq!(metric("brigade_grammars_compiled_total"), 0.0);
-    // Whether its grammar is taken or not.
+    // The greedy key pays for its grammar whether the server takes it or refuses it.
     let held = asked(&rooms.greedy, json!({ "guided_json": hostile(0) }));
     let ms = metric("brigade_grammar_microseconds_total") / 1e3;
     let compiled = metric("brigade_grammars_compiled_total");
+    // 10 tokens a minute are one in 6 s, and a token's worth of compiling is about 1 ms: less than 11 ms would leave a token.
     assert!(compiled >= 1.0 && ms >= 11.0, "{compiled} grammars in {ms} ms are nothing to pay for");
     let next = asked(&rooms.greedy, json!({}));
     println!(
@@ -477,8 +485,7 @@ fn a_key_pays_for_its_grammars() {
     assert!(next.body.contains("10 tokens per minute"), "{}", next.body);
 }
 
-/// Grammars are not compiled for clients that have hung up. Of many requests only those few were compiled that were
-/// in progress at that time.
+/// Grammars are not compiled for clients that have hung up. Only those are whose compiling had begun by then.
 fn nothing_is_compiled_for_clients_that_have_left() {
     const LEFT: usize = 24;
     let rooms = Rooms::open_with(&[]);
@@ -489,7 +496,7 @@ fn nothing_is_compiled_for_clients_that_have_left() {
     };
     let left: Vec<TcpStream> = (0..LEFT).map(ask).collect();
     drop(left);
-    // In its key's turn, behind all of them.
+    // This request of the same key comes behind all of them.
     let last = json!({ "prompt": "x", "max_tokens": 1, "guided_regex": "[a-e]{1,4}" });
     let (status, text) = rooms.complete(&rooms.greedy, &last);
     assert_eq!(status, 200, "{text}");

@@ -368,8 +368,9 @@ fn what_a_grammar_forces_is_drafted() {
     }
 }
 
-/// Windows that are begun before the ones before them are finished draw the same, on the host and on a GPU where there is one.
-fn windows_that_are_begun_ahead_draw_the_same() {
+/// Drafted parts that begin before those in front of them are finished draw the same, on the host and on a GPU where there
+/// is one.
+fn drafted_parts_that_begin_early_draw_the_same() {
     let golden = Golden::repository();
     let mut devices = vec![None];
     match gpus() {
@@ -385,45 +386,78 @@ fn windows_that_are_begun_ahead_draw_the_same() {
     }
 }
 
+/// Tokens of the prompt that drafted parts stand behind: their first position.
+const DRAFTED_FROM: u32 = 20;
+
+/// Rows of a drafted part.
+const PART_ROWS: u32 = 4;
+
+/// A drafted part whose rows the stage verifies.
+struct DraftedParts<'a> {
+    /// The prompt's last draw, and the answer behind it with one wrong token.
+    tokens: &'a [u32],
+    /// Whether the model has states, which each part reads from one plane and writes to the next.
+    has_planes: bool,
+}
+
+impl DraftedParts<'_> {
+    /// Part `i` with so many rows.
+    fn part(&self, i: u32, n_rows: u32) -> SeqPart {
+        let from = (PART_ROWS * i) as usize;
+        let tokens = self.tokens[from..from + n_rows as usize].to_vec();
+        let planes = self.has_planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
+        let ahead = Some(Ahead { sure: DRAFTED_FROM, known: 0, planes, drafts: 0 });
+        let (pos, want) = (DRAFTED_FROM + PART_ROWS * i, Want::Verify);
+        SeqPart { slot: SlotId(0), pos, tokens, want, mu: None, ahead }
+    }
+
+    /// Takes the sequence back to its prompt.
+    fn back(&self) -> SeqOp {
+        let planes = self.has_planes.then_some(Planes { from: SlotId(0), to: SlotId(0) });
+        SeqOp::Truncate { slot: SlotId(0), len: DRAFTED_FROM, planes }
+    }
+}
+
+/// Begins four drafted parts behind a prompt before the first of them is finished. The tenth draft is wrong, so that of
+/// the rows
+///
+/// | part | rows at | drawn |
+/// |---|---|---|
+/// | 0 | 20 to 23 | all |
+/// | 1 | 24 to 27 | all |
+/// | 2 | 28 to 31 | the one at 28: its draw is not the next token, so that the rest of the part is void |
+/// | 3 | 32 and 33 | none; the part is refuted, in the name of its first row |
 fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
-    let planes = model != "llama";
     let config = LineConfig { kernels, ..LineConfig::default() };
     let mut line = Line::open(&golden.named(model), &config);
-    let prompt = &golden.manifest.tokens[..20];
-    let answer = line.generate(prompt, 12, 64);
+    let prompt = &golden.manifest.tokens[..DRAFTED_FROM as usize];
+    let answer = line.generate(prompt, 14, 64);
     line.reset();
+    let mut tokens = answer.clone();
+    tokens[9] = (tokens[9] + 1) % 200;
+    let drafted = DraftedParts { tokens: &tokens, has_planes: model != "llama" };
     let stage = &mut line.stages()[0];
-    let slot = SlotId(0);
     let mut id = 0;
     let mut ubatch = |ops, part| {
         id += 1;
         UBatch { id: id - 1, ops, parts: vec![part] }
     };
-    let (tokens, want) = (prompt.to_vec(), Want::Sample);
+    let (slot, tokens, want) = (SlotId(0), prompt.to_vec(), Want::Sample);
     let first = SeqPart { slot, pos: 0, tokens, want, mu: None, ahead: None };
     stage.forward(&ubatch(vec![Line::open_slot(0, Some(Line::greedy()))], first), None).unwrap();
-    // Four rows, four rows, then four of which the second is wrong, and the rows behind that.
-    let mut wrong = answer.clone();
-    wrong[9] = (wrong[9] + 1) % 200;
-    let window = |i: u32, tokens: &[u32]| {
-        let planes = planes.then(|| Planes { from: SlotId(i), to: SlotId(i + 1) });
-        let ahead = Some(Ahead { sure: 20, known: 0, planes, drafts: 0 });
-        let (pos, tokens, want) = (20 + 4 * i, tokens.to_vec(), Want::Verify);
-        SeqPart { slot, pos, tokens, want, mu: None, ahead }
-    };
-    let parts = [window(0, &wrong[..4]), window(1, &wrong[4..8]), window(2, &wrong[8..12])];
-    let stale = window(3, &[1, 2]);
     let mut begun = Vec::new();
-    for part in parts.into_iter().chain([stale]) {
-        let ub = ubatch(Vec::new(), part);
+    for (i, n_rows) in [(0, 4), (1, 4), (2, 4), (3, 2)] {
+        let ub = ubatch(Vec::new(), drafted.part(i, n_rows));
         assert!(stage.may_begin(&ub));
         begun.push(stage.begin(&ub, None).unwrap());
     }
-    // It says something of a sequence that is still to be drawn.
-    let before = Planes { from: SlotId(0), to: SlotId(0) };
-    let back = SeqOp::Truncate { slot, len: 20, planes: planes.then_some(before) };
-    let ub = ubatch(vec![back], window(0, &wrong[..1]));
-    assert!(!stage.may_begin(&ub));
+    // This ubatch changes a sequence of which parts are still to be drawn, so it may not begin before they are finished.
+    let begins_again = ubatch(vec![drafted.back()], drafted.part(0, 1));
+    assert!(!stage.may_begin(&begins_again));
+    let sampled = |value: &RowValue| match value {
+        RowValue::Sampled(token) => Some(token.id),
+        _ => None,
+    };
     let mut drawn = Vec::new();
     for begun in begun {
         let finished = stage.finish(begun).unwrap();
@@ -432,19 +466,17 @@ fn begins_ahead(golden: &Golden, model: &str, kernels: Option<&'static str>) {
         };
         drawn.extend(rows.into_iter().map(|row| (row.pos, row.value)));
     }
-    let sampled = |value: &RowValue| match value {
-        RowValue::Sampled(token) => Some(token.id),
-        _ => None,
-    };
+    assert_eq!(drawn.pop(), Some((32, RowValue::Refuted)));
     let ids: Vec<_> = drawn.iter().map(|(pos, value)| (*pos, sampled(value))).collect();
-    let mut expected: Vec<_> = (20..29).map(|pos| (pos, Some(answer[pos as usize - 19]))).collect();
-    expected.push((32, None));
+    // The row that reads the answer's token `i` draws token `i + 1`.
+    let expected: Vec<_> = (20..).zip(answer[1..10].iter().copied().map(Some)).collect();
     assert_eq!(ids, expected, "{model} on {kernels:?}");
-    assert_eq!(drawn.last().unwrap().1, RowValue::Refuted);
-    let StageOutput::Rows(rows) = stage.forward(&ub, None).unwrap() else { panic!("no rows") };
+    let StageOutput::Rows(rows) = stage.forward(&begins_again, None).unwrap() else {
+        panic!("no rows")
+    };
     assert_eq!(sampled(&rows[0].value), Some(answer[1]), "{model} on {kernels:?}: taken back");
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    computes: drafts_change_no_token_and_no_state, what_a_grammar_forces_is_drafted, windows_that_are_begun_ahead_draw_the_same;
+    computes: drafts_change_no_token_and_no_state, what_a_grammar_forces_is_drafted, drafted_parts_that_begin_early_draw_the_same;
 ];

@@ -1,4 +1,5 @@
-//! State sizes of known models, computed from their metadata, compared with published figures.
+//! Sizes of states and caches that brigade plans for known models, beside those that follow from the models' published
+//! configurations.
 
 use std::fs::File;
 
@@ -69,12 +70,14 @@ fn granite_4_h_tiny() {
     ];
     let model = header("granitehybrid", 1536, &keys, &kv_heads);
     let (slots, sequence) = states(&model);
+    // Three inputs of the inner width and of two groups' states; 48 heads with states of 64 by 128.
+    assert_eq!((3 * (3072 + 2 * 128), 48 * 64 * 128), (9_984, 393_216));
     assert_eq!(slots, [StateSpec::Slot { conv: 9_984, scan: 393_216 }; 36]);
     assert_eq!(sequence.conv_bytes, 36 * 9_984 * F32);
     assert_eq!(sequence.scan_bytes, 36 * 393_216 * F32);
     // Keys and values of four heads of 128 in four layers.
     assert_eq!(sequence.kv_bytes_per_token, 4 * 2 * 4 * 128 * 2);
-    // A scale for 32 of their elements.
+    // Each 32 elements have a scale of two bytes beside them.
     assert_eq!(kv_bytes(&model, KvType::Q8_0), 4 * 2 * 4 * (128 + 128 / 32 * 2));
 }
 
@@ -90,6 +93,8 @@ fn mamba_1_4b() {
         ("ssm.time_step_rank", 128),
     ];
     let (slots, sequence) = states(&header("mamba", 2048, &keys, &[]));
+    // Three inputs of the inner width; 16 values for each of its channels.
+    assert_eq!((3 * 4096, 16 * 4096), (12_288, 65_536));
     assert_eq!(slots, [StateSpec::Slot { conv: 12_288, scan: 65_536 }; 48]);
     assert_eq!(sequence.conv_bytes, 48 * 12_288 * F32);
     assert_eq!(sequence.scan_bytes, 48 * 65_536 * F32);
@@ -119,6 +124,8 @@ fn kimi_linear_48b() {
     ];
     let model = header("kimi-linear", 2304, &keys, &kv_heads);
     let (slots, sequence) = states(&model);
+    // Three inputs each of queries, keys and values of 32 heads of 128; states of 128 by 128.
+    assert_eq!((3 * 3 * 32 * 128, 32 * 128 * 128), (36_864, 524_288));
     assert_eq!(slots, [StateSpec::Slot { conv: 36_864, scan: 524_288 }; 20]);
     assert_eq!(sequence.conv_bytes + sequence.scan_bytes, 20 * (36_864 + 524_288) * F32);
     // One row of 576 values in each of seven layers.
@@ -150,7 +157,7 @@ fn minimax_m3_428b() {
     let model = header("minimax-m3", 6144, &keys, &[4; 60]);
     let (slots, sequence) = states(&model);
     assert!(slots.is_empty());
-    // Keys and values of four heads in all layers.
+    // Keys and values of four heads in all layers, and a key of the index in all but the dense ones.
     assert_eq!(sequence.kv_bytes_per_token, 60 * 4 * 2 * 128 * 2 + 57 * 128 * 2);
     let q8 = |n: u64| n + n / 32 * 2;
     assert_eq!(kv_bytes(&model, KvType::Q8_0), 60 * 4 * 2 * q8(128) + 57 * q8(128));

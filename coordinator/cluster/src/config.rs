@@ -28,7 +28,7 @@ pub enum Source {
 pub enum Patience {
     /// Give up at once: the user of a command is waiting.
     FailFast,
-    /// Try again with growing pauses, and go without those that others can stand in for: a server.
+    /// Try again with growing pauses, and build the line from the other workers where they suffice: a server.
     Forever,
 }
 
@@ -37,17 +37,17 @@ pub enum Patience {
 pub struct StageOptions {
     /// Type of KV cache values.
     pub kv_type: KvType,
-    /// Type of boundary values between stages.
+    /// Type of the activations that one stage sends to the next.
     pub wire_type: WireType,
     /// Positions a sequence may have; `None`: what the model was trained on, or what fits.
     pub ctx: Option<u32>,
-    /// The shortest context that a line may have where `ctx` is `None`; `None`: the planner's smallest useful one.
+    /// The shortest context that may be planned where `ctx` is `None`; `None`: the planner's smallest useful one.
     pub least_ctx: Option<u32>,
     /// Limit of sequences that run at once.
     pub max_seqs: u32,
-    /// Sequences kept beside those for later requests; `None`: as many as suit the model.
+    /// Finished sequences that are kept for later requests, besides those that run; `None`: as many as suit the model.
     pub keep: Option<u32>,
-    /// Whether layers with a window keep all positions, and not only those that it sees.
+    /// Whether layers with a window keep all positions, and not only those in the window.
     pub full_windows: bool,
     /// Whether the model's own blocks of drafts are loaded, where it has some and all workers know them.
     pub own_drafts: bool,
@@ -59,8 +59,9 @@ pub struct StageOptions {
     pub balance: Balance,
     /// Where copies of sequences' states go.
     pub checkpoint: Checkpoint,
-    /// Cuts by hand, instead of the planner's. They name the workers in order, the named ones first and then as
-    /// they joined; with fewer the line waits, and more are spare.
+    /// Cuts by hand, instead of the planner's. Stages go to workers that are named, in that order, and then to others in the
+    /// order in which they joined. While there are fewer workers than stages, no line is built. Workers beyond the stages are
+    /// spare.
     pub cut: Option<HandCut>,
 }
 

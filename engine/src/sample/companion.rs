@@ -1,9 +1,10 @@
-//! Classifier-free companion: two rows of logits made one.
+//! Classifier-free guidance: one row of logits made of a sequence's own and of its companion's. The companion is a second
+//! sequence with another prompt and the same answer.
 //!
 //! `companion + scale * (row - companion)`, element by element, where both are log-probabilities (Sanchez et al., "Stay on topic
-//! with Classifier-Free Companion", arXiv 2306.17806, equation 7). Transformers and the old `--cfg-scale` of llama.cpp
-//! compute the same. Raw logits would give the same distribution, since each row's offset falls out of it. But a
-//! repetition penalty looks at the sign of a value, and the offsets of two rows mean nothing to each other.
+//! with Classifier-Free Guidance", arXiv 2306.17806, equation 7). Transformers and the old `--cfg-scale` of llama.cpp
+//! compute the same. Raw logits would give the same distribution. They are not used, because a repetition penalty looks at
+//! the sign of a value, and the logits of two rows have no zero in common.
 
 use super::{SampleError, check_row, log_sum_exp};
 use crate::batch::Companion;
@@ -16,6 +17,7 @@ impl Companion {
     /// A logit is NaN or `+inf`, or a row excludes everything.
     pub fn combine(&self, row: &[f32], companion: &[f32]) -> Result<Vec<f32>, SampleError> {
         let (own, other) = (log_sum_exp(row)?, log_sum_exp(companion)?);
+        // `(max, ln_sum)` is what `log_sum_exp` gives of a row: its greatest logit, and the logarithm of the sum above it.
         let log_prob = |logit: f32, (max, ln_sum): (f32, f64)| f64::from(logit - max) - ln_sum;
         let scale = f64::from(self.scale);
         let one = |(row, companion): (&f32, &f32)| {

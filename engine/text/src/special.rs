@@ -35,7 +35,7 @@ const EOG: &[&str] = &[
     "[e~[",
 ];
 
-/// Always matched and always rendered, whatever the file says (gpt-oss).
+/// Always matched in texts and always rendered ([`attr::USER`]), whatever the file says (gpt-oss).
 const ALWAYS_RENDERED: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 type Role = fn(&mut SpecialIds) -> &mut Option<u32>;
@@ -88,8 +88,8 @@ const BY_TEXT: &[(Role, &[&str])] = &[
     (|i| &mut i.fim_sep, &["<|file_sep|>"]),
 ];
 
-/// Fills ids, end-of-generation set, the attributes that follow from token texts, and with them the pieces
-/// (`raw_utf8` as for [`Vocab::make_pieces`]).
+/// Gives tokens their roles: the ids that files name or texts tell, the tokens that end an answer, and the attributes that follow
+/// from texts. Then makes the pieces, which depend on attributes (`raw_utf8` as for [`Vocab::make_pieces`]).
 pub(super) fn roles(vocab: &mut Vocab, data: &VocabData, raw_utf8: bool) {
     vocab.ids = named_ids(vocab.kind, data, vocab.len());
     for (role, texts) in BY_TEXT {
@@ -136,22 +136,23 @@ fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {
         }
         named.filter(fits).or(default.filter(fits))
     };
-    let (f, d) = (&data.ids, &default);
+    let named = &data.ids;
     SpecialIds {
-        bos: pick("bos", f.bos, d.bos),
-        eos: pick("eos", f.eos, d.eos),
-        eot: pick("eot", f.eot, d.eot),
-        eom: pick("eom", f.eom, d.eom),
-        unk: pick("unknown", f.unk, d.unk),
-        sep: pick("seperator", f.sep, d.sep),
-        pad: pick("padding", f.pad, d.pad),
-        mask: pick("mask", f.mask, d.mask),
-        fim_pre: pick("fim_pre", f.fim_pre, None),
-        fim_suf: pick("fim_suf", f.fim_suf, None),
-        fim_mid: pick("fim_mid", f.fim_mid, None),
-        fim_pad: pick("fim_pad", f.fim_pad, None),
-        fim_rep: pick("fim_rep", f.fim_rep, None),
-        fim_sep: pick("fim_sep", f.fim_sep, None),
+        bos: pick("bos", named.bos, default.bos),
+        eos: pick("eos", named.eos, default.eos),
+        eot: pick("eot", named.eot, default.eot),
+        eom: pick("eom", named.eom, default.eom),
+        unk: pick("unknown", named.unk, default.unk),
+        // Files spell their key so.
+        sep: pick("seperator", named.sep, default.sep),
+        pad: pick("padding", named.pad, default.pad),
+        mask: pick("mask", named.mask, default.mask),
+        fim_pre: pick("fim_pre", named.fim_pre, None),
+        fim_suf: pick("fim_suf", named.fim_suf, None),
+        fim_mid: pick("fim_mid", named.fim_mid, None),
+        fim_pad: pick("fim_pad", named.fim_pad, None),
+        fim_rep: pick("fim_rep", named.fim_rep, None),
+        fim_sep: pick("fim_sep", named.fim_sep, None),
     }
 }
 
@@ -162,6 +163,7 @@ fn make_control(vocab: &mut Vocab, id: u32) {
     }
 }
 
+/// Finds the tokens that end an answer, and marks them as control tokens.
 fn end_of_generation(vocab: &mut Vocab) {
     let by_text: Vec<u32> = EOT.iter().chain(EOG).filter_map(|t| vocab.find(t)).collect();
     for &id in &by_text {
@@ -178,6 +180,11 @@ fn end_of_generation(vocab: &mut Vocab) {
     eog.sort_unstable();
     eog.dedup();
     vocab.eog = eog;
+    ends_of_some_models(vocab);
+}
+
+/// Takes back what two kinds of models write within answers.
+fn ends_of_some_models(vocab: &mut Vocab) {
     let ends = |vocab: &Vocab, text: &str| vocab.find(text).filter(|id| vocab.eog.contains(id));
     // gpt-oss and solar-open: <|end|> closes a message inside a reply, not the reply.
     let calls = ends(vocab, "<|call|>").or(ends(vocab, "<|calls|>")).is_some();
@@ -186,9 +193,9 @@ fn end_of_generation(vocab: &mut Vocab) {
         vocab.eog.retain(|&e| e != id);
         vocab.attrs[id as usize] = attr::USER;
     }
-    // gemma4 and plamo: </s> is ordinary text.
-    let marker = ends(vocab, "<|tool_response>").or(ends(vocab, "<|plamo:eos|>")).is_some();
-    if let Some(id) = ends(vocab, "</s>").filter(|_| marker) {
+    // gemma4 and plamo, which are known by an end of their own: </s> is ordinary text.
+    let has_own_end = ends(vocab, "<|tool_response>").or(ends(vocab, "<|plamo:eos|>")).is_some();
+    if let Some(id) = ends(vocab, "</s>").filter(|_| has_own_end) {
         vocab.eog.retain(|&e| e != id);
         vocab.attrs[id as usize] = attr::NORMAL;
     }

@@ -1,5 +1,7 @@
-//! Few slots, on a model with recurrent states. A request that finds none waits. One that can never have one
-//! is told why, with the numbers. States beyond a machine's memory are refused before anything is loaded.
+//! Room for sequences: slots of a model with recurrent states, and a context's pages.
+//!
+//! A request that finds no slot waits. One that can never have one is told why, with the numbers. States beyond a machine's
+//! memory are refused before anything is loaded. A context is the model's own, or as long as memory allows.
 
 use std::fs;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ fn request(i: usize) -> Value {
     })
 }
 
-/// Sequences that run, and requests that wait.
+/// `[running, waiting]`: sequences that run, and requests that wait.
 fn load(server: &Server) -> [f64; 2] {
     let running = |phase| server.metric(&format!("brigade_requests_running{{phase=\"{phase}\"}}"));
     [running("prefill") + running("decode"), server.metric("brigade_requests_waiting")]
@@ -97,7 +99,10 @@ fn states_that_no_machine_holds_are_refused_before_anything_is_loaded() {
     assert!((16.0..400.0).contains(&n) && help.contains(&frees), "{frees}: {why}");
 }
 
-/// Prompts of programs, with default options: the first word of Codex takes 6,000 tokens, and of others twice as many.
+/// Positions of a page.
+const PAGE: u32 = 64;
+
+/// With default options a program's prompt fits. Codex sends 6,000 tokens before its user has said anything, others 12,000.
 fn the_context_is_the_models_own_and_an_answer_has_room() {
     let path = synth("qwen3", "tiny");
     let model = path.to_str().unwrap();
@@ -116,6 +121,7 @@ fn the_context_is_the_models_own_and_an_answer_has_room() {
     let chat = json!({
         "messages": [{ "role": "user", "content": "And then?" }], "ignore_eos": true, "seed": 1,
     });
+    // Where a request names no limit, an answer goes on past a thousand tokens.
     server.chat_hang_up(&chat, 1100);
     drop(server);
     fs::remove_file(path).unwrap();
@@ -138,9 +144,9 @@ fn a_context_that_memory_does_not_allow_is_as_long_as_it_does() {
     // It is what fits, and a page more does not.
     assert!(n_ctx >= 4096, "{text}");
     let asked = |n: u32| plan(&["--ctx", &n.to_string()]).status.success();
-    assert!(asked(n_ctx) && !asked(n_ctx + 64), "{n_ctx}: {text}");
+    assert!(asked(n_ctx) && !asked(n_ctx + PAGE), "{n_ctx}: {text}");
     let json: Value = serde_json::from_slice(&plan(&["--json"]).stdout).unwrap();
-    assert_eq!(json["capacity"]["n_blocks"], n_ctx / 64, "{json}");
+    assert_eq!(json["capacity"]["n_blocks"], n_ctx / PAGE, "{json}");
     // A server says the same to clients, with the numbers where a prompt is too long.
     let server = Server::start(&["-m", model, "--workers", "1", "--memory", "160M"]);
     let models: Value =

@@ -1,4 +1,8 @@
-//! Copies for a sequence that is put back: gathered from wherever they are kept, here or on another worker.
+//! Gathers copies of a sequence's state, from this worker and from others.
+//!
+//! A line keeps copies of states so that a sequence can go on after a worker was lost: it is then **put back**, which means that
+//! stages read its state from copies. A copy has pieces for each layer and block. The other direction, a stream of this worker's
+//! copies for another one, is at the end.
 
 use brigade_proto::task;
 use std::collections::HashMap;
@@ -45,6 +49,7 @@ const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
 #[derive(Debug, Default)]
 struct Found {
     kind: Kind,
+    /// A hash of all that the layer's bits depend on: weights, adapters, types.
     print: Option<Hash>,
     pages: Vec<Bytes>,
     rest: Bytes,
@@ -54,13 +59,13 @@ struct Found {
 #[derive(Debug, Default)]
 pub struct Gathered {
     blocks: HashMap<(u32, u32), Found>,
-    /// All of their bytes.
+    /// Bytes of all blocks.
     nbytes: u64,
     /// Bytes that came from other workers.
     pub fetched: u64,
 }
 
-/// Full pages in runs, and the bytes that are good for the position alone.
+/// Full pages in runs of several, and the rest of the state, which holds at exactly this position.
 type BlockBytes<'a> = (Vec<&'a [u8]>, &'a [u8]);
 
 impl Gathered {
@@ -72,10 +77,10 @@ impl Gathered {
         gathered
     }
 
-    /// Takes copies that are kept here; `limit` bytes at most. Blocks where they are on a disk.
+    /// Takes copies that are kept here. The thread waits where they are on a disk.
     ///
     /// # Errors
-    /// Too many bytes, or a disk that cannot be read.
+    /// More than `limit` bytes in all, or a disk that cannot be read.
     pub fn add(&mut self, pieces: &Pieces, limit: u64) -> Result<(), Failure> {
         let head = &pieces.head;
         for BlockPieces { layer, block, pages, rest, .. } in &pieces.blocks {
@@ -100,10 +105,10 @@ impl Gathered {
         Ok(())
     }
 
-    /// Fetches the copies of `layers` from another worker; `limit` bytes at most.
+    /// Fetches copies from another worker.
     ///
     /// # Errors
-    /// It cannot be reached, has them no more, or sends something else.
+    /// The worker cannot be reached, has them no more, or sends something else; more than `limit` bytes would be fetched.
     pub async fn fetch(
         &mut self,
         Keeper { address, key }: &Keeper,
@@ -178,7 +183,7 @@ pub struct Wanted {
     pub len: u32,
 }
 
-/// Copies as a stream of messages, which ends when its reader has all, has gone, or reads no more.
+/// Copies as a stream of messages. It ends behind the last one, or when its reader has gone or has taken nothing for a while.
 pub fn stream(pieces: Pieces) -> mpsc::Receiver<Result<CopyPart, Status>> {
     let (messages, receiver) = mpsc::channel(SEND_QUEUE);
     task::spawn(async move {

@@ -1,5 +1,5 @@
-//! Answers whether the model fits on some members. The planner is asked once for each set of members, and its answers
-//! are remembered.
+//! Answers whether some members have memory enough for the model. The planner is asked once for each set of members, and
+//! its answers are remembered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ const MAX_ANSWERS: usize = 64;
 /// What is asked: whether a line over these members fits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Question {
+    /// Positions that the line's context must have; `None`: the planner's smallest useful one.
     least_ctx: Option<u32>,
     /// Each member with the serial number of its connection: a worker that came back may have other memory.
     members: Vec<(MemberId, u64)>,
@@ -46,7 +47,8 @@ impl Enough {
         self.facts.as_ref().map_or(0, |facts| least_bytes(facts, &settings, workers))
     }
 
-    /// Checks that a line over these members, all connected, could be built.
+    /// Checks that a line over these members, all connected, could be built, if only with the planner's smallest useful
+    /// context. Ids of nobody are left out.
     ///
     /// # Errors
     /// Names the missing memory or workers, and a remedy.

@@ -1,9 +1,21 @@
 //! Decides whether a text begins with a tool call, up to where the call's arguments begin.
 //!
-//! It reads without taking anything. Where the text so far does not tell, the same question is asked again
-//! when more is there. The answer depends on the text alone, not on what was asked before.
+//! Nothing is taken from the text. Where the text so far does not tell, the same question is asked again when more is there.
+//! The answer depends on the text alone, not on what was asked before.
+//!
+//! A call has one of these forms, of which a [`Shape`] has the details:
+//!
+//! ```text
+//! Json     {"name": "f", "arguments": {..}}          also {"f": {..}}, where the name is the key
+//! Named    f<SEPARATOR>{..}                          also f<ID>call_1<SEPARATOR>{..}
+//! Tagged   <function=f><parameter=a>1</parameter>    also f, then tags
+//! Python   f(a=1)
+//! ```
+//!
+//! Most formats put a marker before a call. A **bare** call has none, so that plain text may look like one. A **closer** is a
+//! marker behind the arguments.
 
-use super::lexer::{self, Begins, Found, begins, find};
+use super::lexer::{self, Begins, Found, begins_so_far, find, find_so_far};
 use crate::values::tools::Tools;
 use crate::{Calls, JsonShape, NamedShape, Shape, TaggedShape};
 
@@ -75,7 +87,7 @@ pub fn read(text: &str, context: Context<'_>) -> Head {
         Shape::Tagged(shape) => tagged(text, shape, context),
         Shape::Python => python(text, context),
     };
-    // Behind a marker a model may write its calls in the most common form, even if its template has another one.
+    // Where a marker stood before the call, a model may write it as JSON, even if its template has another form.
     let head = match head {
         Head::No if !matches!(context.calls.shape, Shape::Json(_)) && !context.calls.bare => {
             json(text, &JsonShape::default(), context)
@@ -153,7 +165,7 @@ impl Object {
         }
     }
 
-    /// Reads the value of `key`, which begins with `first`.
+    /// Reads the value of `key`, which begins with `first`; the answer, if there is one.
     fn value(
         &mut self,
         key: &str,
@@ -162,48 +174,63 @@ impl Object {
         shape: &JsonShape,
         context: Context<'_>,
     ) -> Option<Head> {
-        let is_unknown = |name: &str| context.known_only && context.tools.get(name).is_none();
         match key {
             _ if shape.name_is_key && first == '{' && lexer::is_name(key) => {
-                return Some(call(key.to_string(), None, self.at, Body::Json));
+                Some(call(key.to_string(), None, self.at, Body::Json))
             }
-            "function" if first == '{' => self.at += 1,
-            "name" | "tool_name" | "function" | "recipient_name" => match string(value) {
-                Part::Is(name, _) if !lexer::is_name(&name) || is_unknown(&name) => {
-                    return Some(Head::No);
-                }
-                Part::Is(name, used) => {
-                    self.name = Some(name);
-                    self.at += used;
-                }
-                Part::Open => return Some(Head::More),
-                Part::Bad => return Some(Head::No),
-            },
+            // `{"function": {"name": "f", ..}}`: the fields are one level further in.
+            "function" if first == '{' => {
+                self.at += 1;
+                None
+            }
+            "name" | "tool_name" | "function" | "recipient_name" => self.tool_name(value, context),
             "arguments" | "parameters" | "args" | "input" => {
-                return Some(match self.name.take().filter(|_| first == '{') {
+                Some(match self.name.take().filter(|_| first == '{') {
                     Some(name) => call(name, self.id.take(), self.at, Body::Json),
                     None => Head::Whole,
-                });
+                })
             }
-            _ if context.calls.bare
-                && !matches!(key, "type" | "id" | "tool_call_id" | "call_id") =>
-            {
-                return Some(Head::No);
-            }
-            _ if matches!(first, '{' | '[') => return Some(Head::Whole),
-            _ => match scalar(value) {
-                Part::Is(text, used) => {
-                    if matches!(key, "id" | "tool_call_id" | "call_id") {
-                        self.id = Some(text).filter(|id| !id.is_empty());
-                    }
-                    self.at += used;
-                }
-                Part::Open => return Some(Head::More),
-                Part::Bad => return Some(Head::No),
-            },
+            // An object without a marker and with another field is an answer in JSON, and no call.
+            _ if context.calls.bare && key != "type" && !is_id(key) => Some(Head::No),
+            _ if matches!(first, '{' | '[') => Some(Head::Whole),
+            _ => self.other_field(key, value),
         }
-        None
     }
+
+    /// Reads the tool's name; the answer, if there is one.
+    fn tool_name(&mut self, value: &str, context: Context<'_>) -> Option<Head> {
+        let is_unknown = |name: &str| context.known_only && context.tools.get(name).is_none();
+        match string(value) {
+            Part::Is(name, _) if !lexer::is_name(&name) || is_unknown(&name) => Some(Head::No),
+            Part::Is(name, used) => {
+                self.name = Some(name);
+                self.at += used;
+                None
+            }
+            Part::Open => Some(Head::More),
+            Part::Bad => Some(Head::No),
+        }
+    }
+
+    /// Reads a field that is neither name nor arguments, of which an id is kept; the answer, if there is one.
+    fn other_field(&mut self, key: &str, value: &str) -> Option<Head> {
+        match scalar(value) {
+            Part::Is(text, used) => {
+                if is_id(key) {
+                    self.id = Some(text).filter(|id| !id.is_empty());
+                }
+                self.at += used;
+                None
+            }
+            Part::Open => Some(Head::More),
+            Part::Bad => Some(Head::No),
+        }
+    }
+}
+
+/// Whether a field of this name has the call's id.
+fn is_id(key: &str) -> bool {
+    matches!(key, "id" | "tool_call_id" | "call_id")
 }
 
 fn call(name: String, id: Option<String>, used: usize, body: Body) -> Head {
@@ -252,10 +279,11 @@ fn scalar(text: &str) -> Part {
     }
 }
 
+/// Reads a name, and perhaps an id, up to where a JSON object begins.
 fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
     let mut at = lexer::space(text);
     if !shape.prefix.is_empty() {
-        match begins(&text[at..], &[&shape.prefix], false) {
+        match begins_so_far(&text[at..], &[&shape.prefix]) {
             Begins::Perhaps => return Head::More,
             Begins::With(_) => at += shape.prefix.len(),
             // Some templates write the prefix once, some models leave it out.
@@ -263,9 +291,10 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
         }
     }
     let rest = &text[at..];
+    // The name ends at the separator, or at the marker of an id, which then ends at the separator.
     let mut separators = vec![shape.separator.as_str()];
     separators.extend(shape.id.as_deref());
-    let (end, which) = match find(rest, &separators, false) {
+    let (end, which) = match find_so_far(rest, &separators) {
         Found::At(end, which) => (end, which),
         Found::NotBefore(sure) if is_start(&rest[..sure]) => return Head::More,
         Found::NotBefore(_) => return Head::No,
@@ -279,9 +308,10 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
     if !lexer::is_name(name) {
         return Head::No;
     }
-    if which == 1 {
+    let has_id = which == 1;
+    if has_id {
         let rest = &text[at..];
-        let Found::At(end, _) = find(rest, &[&shape.separator], false) else { return Head::More };
+        let Found::At(end, _) = find_so_far(rest, &[&shape.separator]) else { return Head::More };
         id = Some(rest[..end].trim().to_string()).filter(|id| !id.is_empty());
         at += end + shape.separator.len();
     }
@@ -292,7 +322,7 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
         None => Head::More,
         Some('{') => call(name, id, at + space, Body::Json),
         // Nothing between the markers: no arguments.
-        _ => match begins(&text[at + space..], &closers, false) {
+        _ => match begins_so_far(&text[at + space..], &closers) {
             Begins::With(_) => call(name, id, at, Body::Empty),
             Begins::Perhaps => Head::More,
             Begins::No => Head::No,
@@ -313,16 +343,17 @@ pub fn kimi_name(header: &str) -> (&str, Option<String>) {
     }
 }
 
-/// Whether `text` can become a name.
+/// Whether `text` is a name or may become one.
 fn is_start(text: &str) -> bool {
     let text = text.trim();
     text.is_empty() || lexer::is_name(text)
 }
 
+/// Reads a name up to where tags with arguments begin.
 fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
     let mut at = lexer::space(text);
     if !shape.name.open.is_empty() {
-        match begins(&text[at..], &[&shape.name.open], false) {
+        match begins_so_far(&text[at..], &[&shape.name.open]) {
             Begins::Perhaps => return Head::More,
             Begins::No => return Head::No,
             Begins::With(_) => at += shape.name.open.len(),
@@ -332,7 +363,7 @@ fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
     if shape.name.close.is_empty() {
         return word_before_tags(rest, at, shape, context);
     }
-    let end = match find(rest, &[&shape.name.close], false) {
+    let end = match find_so_far(rest, &[&shape.name.close]) {
         Found::At(end, _) => end,
         Found::NotBefore(sure) if is_start(&rest[..sure]) => return Head::More,
         Found::NotBefore(_) => return Head::No,
@@ -343,7 +374,7 @@ fn tagged(text: &str, shape: &TaggedShape, context: Context<'_>) -> Head {
     }
     at += end + shape.name.close.len();
     if let Some(tag_end) = &shape.tag_end {
-        match find(&text[at..], &[tag_end], false) {
+        match find_so_far(&text[at..], &[tag_end]) {
             Found::At(end, _) => at += end + tag_end.len(),
             Found::NotBefore(_) => return Head::More,
         }
@@ -358,6 +389,7 @@ fn word_before_tags(rest: &str, at: usize, shape: &TaggedShape, context: Context
     let before = lexer::space(rest);
     let at = at + before;
     let rest = &rest[before..];
+    // A closer may begin with the line's end. Then only the text's end tells which of both it is.
     match find(rest, &stops, context.ended) {
         Found::At(end, _) if lexer::is_name(rest[..end].trim()) => {
             call(rest[..end].trim().to_string(), None, at + end, Body::Tags)
@@ -367,6 +399,7 @@ fn word_before_tags(rest: &str, at: usize, shape: &TaggedShape, context: Context
     }
 }
 
+/// Reads a name up to the parenthesis behind it.
 fn python(text: &str, context: Context<'_>) -> Head {
     let before = lexer::space(text);
     let rest = &text[before..];

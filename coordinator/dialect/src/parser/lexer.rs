@@ -38,7 +38,17 @@ pub fn begins<S: AsRef<str>>(text: &str, markers: &[S], ended: bool) -> Begins {
     }
 }
 
-/// The first of `markers` in `text`; of several at one place the longest.
+/// As [`begins`], for a text that goes on.
+pub fn begins_so_far<S: AsRef<str>>(text: &str, markers: &[S]) -> Begins {
+    begins(text, markers, false)
+}
+
+/// As [`find`], for a text that goes on.
+pub fn find_so_far<S: AsRef<str>>(text: &str, markers: &[S]) -> Found {
+    find(text, markers, false)
+}
+
+/// The first of `markers` in `text`; of several at one place the longest. `ended`: no text follows.
 pub fn find<S: AsRef<str>>(text: &str, markers: &[S], ended: bool) -> Found {
     let firsts: Vec<u8> = markers.iter().filter_map(|m| m.as_ref().bytes().next()).collect();
     for (at, byte) in text.bytes().enumerate() {

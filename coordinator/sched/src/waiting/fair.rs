@@ -4,7 +4,9 @@
 //! counter goes first, into a free place and into the next ubatch. This is the virtual token counter of Sheng et al.,
 //! "Fairness in Serving Large Language Models" (OSDI 2024). Deficit round robin would have to know a request's cost
 //! before it is served, but the length of an answer is known only afterwards. An owner that comes back after a pause
-//! is at most [`CREDIT_ROWS`] ahead of the others: turns cannot be saved up without end.
+//! may be served [`CREDIT_ROWS`] before the others: turns cannot be saved up without end.
+//!
+//! A **place** is what a running sequence takes of the line: a slot, and pages of its KV cache.
 //!
 //! Turns alone do not help an owner that comes while every place is taken, because no sequence is preempted. So
 //! owners leave room: the last quarter of the places goes only to owners that hold less than their part of all
@@ -13,8 +15,9 @@
 //!
 //! Nor does order alone help the streams of an owner that has had little. Beside the prompts of a flood each answer
 //! slows down to the target gap between tokens. Such answers soon hold all places that their owner may have, and its
-//! next requests wait for them. So rows of an owner that is ahead stretch such streams by no more than a factor
-//! ([`sizing`](crate::ubatches::sizing)). In simulation this costs a flood of long prompts 2 % of its speed.
+//! next requests wait for them. So a ubatch gets only so many rows of an owner that had more than others that their
+//! streams become slower by no more than a factor ([`sizing`](crate::ubatches::sizing)). In simulation this costs a flood of
+//! long prompts 2 % of its speed.
 //!
 //! Order decides when a token comes, never which one.
 
@@ -26,7 +29,7 @@ use crate::events::{Micros, Share};
 /// One of this many places is kept for owners that hold less than their part.
 const RESERVED_ONE_IN: u32 = 4;
 
-/// Rows by which an owner is ahead of all others when it comes after a pause: a prompt of usual length.
+/// Rows that an owner may get before all others when it comes after a pause: a prompt of usual length.
 const CREDIT_ROWS: u64 = 1024;
 
 /// An owner that had a new request so lately may soon have another one.
@@ -76,7 +79,7 @@ fn weight(share: Share) -> u64 {
     u64::from(share.weight.max(1))
 }
 
-/// The order among owners: the smallest goes first.
+/// The order among owners, of which the smallest goes first: rows for its weight, and where these are equal, places for its weight.
 pub(crate) type Rank = (u64, u64);
 
 /// All owners that were active since the line was last without any.
@@ -197,7 +200,7 @@ impl Owners {
         let all: u64 = self.0.iter().filter(active).map(|(_, other)| other.weight).sum();
         let own = weight(share);
         let may = |more: u32, held: u32, Usage { taken, total }: Usage| {
-            // A part for each active owner, and one for the owner that comes next.
+            // The places are divided among all active owners and one more, as heavy as this one, that may come next.
             let part = (u64::from(total) * own / (all + own)) as u32;
             taken + more <= total - total / RESERVED_ONE_IN || held + more <= part
         };
@@ -206,8 +209,8 @@ impl Owners {
     }
 }
 
-/// The owner that has most waiting requests for its weight. One of its places in the queue is given to a newcomer
-/// that has fewer. `counts`: waiting requests by owner.
+/// The owner with the most waiting requests for its weight, if the newcomer has fewer: the newcomer's request takes the place of one
+/// of these in the queue. `counts`: each owner's waiting requests.
 pub(crate) fn most_waiting(counts: &BTreeMap<u64, (Share, usize)>, newcomer: Share) -> Option<u64> {
     let of = |share: Share, n: usize| n as u64 * ROW / weight(share);
     let own = counts.get(&newcomer.owner).map_or(0, |(_, n)| *n);

@@ -8,6 +8,7 @@ use crate::pipelines::shader::{MAX_PUSH, Shader};
 /// A run of a kernel: the pipeline, its push constants, and the number of workgroups.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
+    /// The pipeline, by its shader and constants.
     pub(crate) wanted: Wanted,
     push: [u8; MAX_PUSH],
     len: usize,
@@ -47,6 +48,9 @@ impl Work {
     }
 
     /// The push constants and the specialization constants, if this is a run of `shader`.
+    ///
+    /// # Panics
+    /// If `P` is larger than any push constants may be. It must be the type that the shader's ops push.
     pub(crate) fn of<P: Pod>(&self, shader: &Shader) -> Option<(P, &[u32])> {
         let (name, constants) = self.wanted.key();
         (name == shader.name).then(|| (bytemuck::pod_read_unaligned(self.push()), constants))

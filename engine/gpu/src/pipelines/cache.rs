@@ -1,8 +1,8 @@
 //! The file that keeps compiled kernels from one run to the next.
 //!
-//! Its name has the device's and the driver's identity. It starts with a mark, the length and a checksum of what follows, which is the
-//! driver's own data with the header that Vulkan prescribes. A file that does not hold together is not shown to the driver; it is
-//! written anew.
+//! Its name has the device's and the driver's identity. It starts with a head of our own: a mark, the length and a checksum of
+//! the driver's data. That data follows, and begins with a header that Vulkan prescribes. A damaged file is not shown to the
+//! driver. It is written anew.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl CacheFile {
     }
 }
 
-/// Data behind a head that fits the device.
+/// The driver's data of a file whose head fits it: mark, length and checksum.
 fn open(file: &[u8]) -> Option<&[u8]> {
     let (head, data) = file.split_at_checked(HEAD)?;
     let number = |at: usize| head.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);

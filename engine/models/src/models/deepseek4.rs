@@ -1,9 +1,12 @@
 //! `deepseek4` (DeepSeek-V4): attention to a window and to compressed positions before it, hyper-connections, and experts
 //! that a table chooses by token id in the first layers.
 //!
-//! There are three kinds of layers. One has a compressed KV entry for every 4 positions, of which an index selects the best.
-//! One has an entry for every 128 positions, and rows attend to all. One has a window alone. Layers with entries rotate with
-//! `compress_rope_freq_base` and YaRN. Blocks that draft tokens have a window alone.
+//! An **entry** is one key-value row that stands for several positions. There are three kinds of layers. One has an entry for
+//! every 4 positions, of which an index selects the best for each row. One has an entry for every 128 positions, and rows attend
+//! to all of them. One has a window alone. Layers with entries rotate with `compress_rope_freq_base` and YaRN.
+//!
+//! Several residual **streams** run through the layers beside each other (hyper-connections). A **draft block** behind the last
+//! layer proposes tokens; it reads all streams, and has a window alone.
 
 use brigade_spec::{
     Activation, BlockKind, CompressedSpec, DraftInput, EntriesSpec, EntryIndexSpec, HeadReads,
@@ -16,7 +19,7 @@ use crate::read::own_drafts::{DraftBlocks, with_blocks};
 use crate::read::{Hparams, experts, hyper, model, rope};
 use brigade_shapes::{GateBound, RopeLayout};
 
-/// Positions of an entry where an index chooses among them, which overlap.
+/// Positions of an entry where an index chooses entries. Each entry is also made of the 4 positions before its own.
 const FINE: usize = 4;
 /// Positions of an entry where rows attend to all.
 const COARSE: usize = 128;
@@ -27,30 +30,33 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     let eps = hp.rms_eps()?;
     let attention = Attention::read(hp, eps)?;
     let limits = Limits::read(hp)?;
-    let n_by_token = hp.need_u32("hash_layer_count")? as usize;
+    // The experts of the first layers are chosen by a table, with an entry for each token id.
+    let n_by_table = hp.need_u32("hash_layer_count")? as usize;
     let n_vocab = hp.n_vocab(TOKEN_EMBD)?;
     let streams = hyper::read_mixed(hp, eps)?;
     let layer = |il: usize, attention: CompressedSpec| {
-        let ffn = moe(hp, il, &limits, (il < n_by_token).then_some(n_vocab))?;
+        let ffn = moe(hp, il, &limits, (il < n_by_table).then_some(n_vocab))?;
         let (attention, ffn) = (BlockKind::Compressed(attention), BlockKind::Moe(ffn));
         Ok::<_, ModelError>(hyper::layer(streams, eps, attention, ffn))
     };
     let layers = (0..hp.n_layer()).map(|il| layer(il, attention.of(hp, il)?));
     let layers = layers.collect::<Result<_, ModelError>>()?;
     let [rope, local_rope] = ropes(hp, attention.head_dim)?.map(Some);
-    let reads = DraftInput::Streams(streams.n);
     let skeleton = Skeleton { streams: Streams::Alike(streams.n), ..Skeleton::default() };
     let head = HeadSpec { reads: HeadReads::Hyper(streams), ..HeadSpec::usual(eps) };
     let spec = ModelSpec { rope, local_rope, skeleton, head, ..model::usual(hp, layers, eps)? };
-    Ok(with_blocks(hp, spec, DraftBlocks::One, reads, |il| {
+    // A draft block is a layer like the others. Its window remembers more keys than a row sees, because drafts that turn out
+    // wrong are taken back.
+    let draft_reads = DraftInput::Streams(streams.n);
+    Ok(with_blocks(hp, spec, DraftBlocks::One, draft_reads, |il| {
         layer(il, CompressedSpec { spare: SPARE_KEYS, ..attention.of(hp, il)? })
     }))
 }
 
-/// The rotations of layers with entries and of those without. YaRN has no magnitude here.
+/// The rotations of layers with entries, and of those without. YaRN turns positions here, and scales no value.
 fn ropes(hp: &Hparams<'_>, head_dim: usize) -> Result<[RopeSpec; 2], ModelError> {
     let of_file = rope::read(hp, RopeLayout::Norm, head_dim, false)?;
-    // YaRN's rotation multiplies sine and cosine by this. The model does not want it, so the factor divides by it.
+    // The rotation would multiply sine and cosine by YaRN's magnitude. `attn_factor` is its inverse, so that nothing is scaled.
     let yarn_mscale = 1.0 + 0.1 * (1.0 / of_file.freq_scale).ln();
     let attn_factor = if of_file.yarn.is_some() { 1.0 / yarn_mscale } else { 1.0 };
     let freq_base = hp.need_f32("attention.compress_rope_freq_base")?;
@@ -58,8 +64,9 @@ fn ropes(hp: &Hparams<'_>, head_dim: usize) -> Result<[RopeSpec; 2], ModelError>
     Ok([RopeSpec { freq_base, attn_factor, ..of_file }, plain])
 }
 
-/// Keys of the attention that all layers share, and the positions of an entry for each layer.
+/// What the attention of all layers has in common, and what each layer has of its own.
 struct Attention {
+    /// Of each layer, draft blocks included (`block_count` of them).
     n_head: Vec<usize>,
     head_dim: usize,
     n_rot: usize,
@@ -68,7 +75,8 @@ struct Attention {
     n_group: usize,
     group_rank: usize,
     index: EntryIndexSpec,
-    every: Vec<i32>,
+    /// Of each layer, and of draft blocks behind them: the positions of an entry; 0: it has no entries.
+    entry_positions: Vec<i32>,
     eps: f32,
 }
 
@@ -95,9 +103,9 @@ impl Attention {
         if window > WIDEST_WINDOW {
             return Err(hp.bad(WINDOW, &format!("is {window}, the limit is {WIDEST_WINDOW}")));
         }
-        let every = hp.i32s(RATIOS)?.unwrap_or_default();
-        if every.len() < hp.n_layer() {
-            let problem = format!("{} numbers for {} layers", every.len(), hp.n_layer());
+        let entry_positions = hp.i32s(RATIOS)?.unwrap_or_default();
+        if entry_positions.len() < hp.n_layer() {
+            let problem = format!("{} numbers for {} layers", entry_positions.len(), hp.n_layer());
             return Err(hp.bad(RATIOS, &problem));
         }
         Ok(Self {
@@ -109,20 +117,21 @@ impl Attention {
             n_group: size("attention.output_group_count")?,
             group_rank: size("attention.output_lora_rank")?,
             index,
-            every,
+            entry_positions,
             eps,
         })
     }
 
     /// The attention of layer `il`.
     fn of(&self, hp: &Hparams<'_>, il: usize) -> Result<CompressedSpec, ModelError> {
-        let every = self.every.get(il).copied().unwrap_or(-1);
-        let entries = match usize::try_from(every) {
+        // A file may say nothing of its draft block: -1 is refused below like any other number.
+        let positions = self.entry_positions.get(il).copied().unwrap_or(-1);
+        let entries = match usize::try_from(positions) {
             Ok(0) => None,
             Ok(FINE) => Some(EntriesSpec { every: FINE, overlaps: true, index: Some(self.index) }),
             Ok(COARSE) => Some(EntriesSpec { every: COARSE, overlaps: false, index: None }),
             _ => {
-                let problem = format!("{every} in layer {il}: 0, {FINE} and {COARSE} run");
+                let problem = format!("{positions} in layer {il}: 0, {FINE} and {COARSE} run");
                 return Err(hp.bad("attention.compress_ratios", &problem));
             }
         };
@@ -147,7 +156,7 @@ impl Attention {
     }
 }
 
-/// Bounds of the routed experts' factors and of the shared one's.
+/// Bounds of what a SwiGLU multiplies: in the routed experts, and in the shared one.
 struct Limits {
     routed: SwiGluLimits,
     shared: SwiGluLimits,
@@ -163,6 +172,7 @@ impl Limits {
     }
 }
 
+/// The experts of layer `il`. `by_token`: the rows of the table that chooses them ([`MoeSpec::by_token`]).
 fn moe(
     hp: &Hparams<'_>,
     il: usize,
@@ -196,7 +206,7 @@ mod tests {
     use brigade_quant::GgmlType;
     use brigade_spec::{Prefixes, StateSpec};
 
-    /// Positions of an entry; the last is for a layer that does not run.
+    /// Positions of an entry, for each of four layers; the fifth number is of a draft block that the file lacks.
     const RATIOS: [u32; 5] = [0, 4, 128, 4, 0];
 
     /// A header of four layers; one count is another where `changed` says so.

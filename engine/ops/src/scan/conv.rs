@@ -29,7 +29,7 @@ pub struct ConvRows<'a, P: Place> {
     pub conv: &'a Conv,
     /// Rows of each sequence, and its slot.
     pub parts: &'a [ScanPart],
-    /// `[n_slots, at.per_slot]`: the convolution's own values, from `at.first` on, follow.
+    /// `[n_slots, at.per_slot]`. Those of the convolution begin at `at.first` of each slot, and are written.
     pub states: P::Write<'a, f32>,
     /// Place of the convolution's values within a slot.
     pub at: StateAt,
@@ -81,13 +81,13 @@ impl Conv {
         Self { channels, taps, weight, bias, silu }
     }
 
-    /// Values of a sequence's state: the `taps - 1` rows before the next one, in tiles of channels.
+    /// Number of values of a sequence's state: its last `taps - 1` rows.
     #[inline]
     pub fn state_len(&self) -> usize {
         self.channels * (self.taps - 1)
     }
 
-    /// Place of the state in slots that hold nothing else.
+    /// Place of the state in slots that hold this convolution's state and nothing else.
     #[inline]
     pub fn alone(&self) -> StateAt {
         StateAt { per_slot: self.state_len(), first: 0 }

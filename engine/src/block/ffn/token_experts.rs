@@ -7,12 +7,13 @@ use crate::weights::WeightLoader;
 /// The experts of each token, in the order in which they are added.
 pub(super) struct TokenExperts {
     n_used: usize,
-    /// `[n_vocab, n_used]`.
+    /// `[n_vocab, n_used]`: the experts of a token stand together.
     ids: Vec<u32>,
 }
 
 impl TokenExperts {
-    /// Loads `<stem>.ffn_gate_tid2eid`: `n_used` of `n_expert` experts for each of `n_vocab` tokens.
+    /// Loads `<stem>.ffn_gate_tid2eid`: `n_used` of `n_expert` experts for each of `n_vocab` tokens. A file lists the sizes of
+    /// a tensor from the innermost one on.
     pub(super) fn load(
         stem: &str,
         n_vocab: usize,
@@ -31,6 +32,7 @@ impl TokenExperts {
             Some(at) => Err(ModelError::Bad(format!(
                 "{name} gives token {} expert {}, there are {n_expert}",
                 at / n_used,
+                // The file has signed numbers: a negative one is told as it stands there.
                 ids[at].cast_signed()
             ))),
             None => Ok(Self { n_used, ids }),
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_names_no_experts_is_refused() {
+    fn a_table_of_experts_that_are_not_there_or_of_another_type_is_refused() {
         for (ty, ids, says) in [
             (GgmlType::I32, [5, 0, 7, 8, 1, 2], "token 1 expert 8, there are 8"),
             (GgmlType::I32, [5, 0, 7, 0, 1, -1], "token 2 expert -1"),

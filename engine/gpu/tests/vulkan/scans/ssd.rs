@@ -6,20 +6,23 @@ use brigade_ops::{Columns, Ssd, SsdInput, SsdScan};
 use super::{PARTS, SLOTS, Scan, n_rows, parts};
 use crate::common::{Random, compute, gpu, on};
 
-/// Columns of `data` between others: rows are that much wider.
+/// An operand's columns lie between others, as in a model: a row has this many more.
 const BESIDE: usize = 6;
-/// Number of those rows that come before.
+/// How many of the others come before the operand's own.
 const BEFORE: usize = 2;
 
+/// An operand on the GPU.
 fn there(buffer: &GpuBuffer, width: usize) -> Columns<Span<'_>> {
     Columns { values: buffer.span(), stride: width + BESIDE, first_col: BEFORE }
 }
 
+/// An operand on the CPU.
 fn here(data: &[f32], width: usize) -> Columns<&[f32]> {
     Columns { values: data, stride: width + BESIDE, first_col: BEFORE }
 }
 
-/// Runs a case with decays of about `e^-rate` a token, with inputs or without, from `states`.
+/// Compares the GPU with the CPU, with decays of about `e^-rate` a token and inputs of about `scale`. States begin with the value
+/// `states`; `None`: with several random ones ([`Scan::check_all`]).
 fn check(shape: SsdShape, rate: f32, scale: f32, random: &mut Random, states: Option<f32>) {
     let Some(gpu) = gpu() else { return };
     let compute = compute();
