@@ -171,6 +171,26 @@ fn streams_that_fill_the_line_lose_nothing_by_drafts() {
     }
 }
 
+/// One stage that computes all the time: a second ubatch on the line only waits there, and a trip behind another one is
+/// no time outside the stages.
+fn streams_on_one_stage_lose_nothing_by_drafts() {
+    let sim = |drafts| {
+        let stage = StageModel { fixed_us: 9_000.0, per_row_us: 1_400.0, jitter: 0.02 };
+        let mut sim = Sim::equal(1, stage);
+        sim.links = vec![LinkModel { latency_us: 300.0, per_row_us: 0.0 }; 2];
+        sim.drafts = drafts;
+        sim
+    };
+    for n_streams in [4, 8, 12] {
+        let without = pace(&sim(None), n_streams);
+        for odds in [0.6, 0.9, 0.97] {
+            let gain = pace(&sim(Some(odds)), n_streams) / without;
+            println!("{n_streams} streams, {odds} right: {gain:.2}");
+            assert!(gain > 0.98, "{n_streams} streams, {odds}: {gain}");
+        }
+    }
+}
+
 /// Streams of a key without drafts, beside as many of another key with drafts. Returns the ratios between a run with
 /// the drafts and one without them: the first key's tokens, its mean time to the first token, and the other key's
 /// tokens.
@@ -226,5 +246,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         a_copy_on_a_far_line_fills_its_trips,
         drafts_that_are_often_wrong_cost_next_to_nothing,
         streams_that_fill_the_line_lose_nothing_by_drafts,
+        streams_on_one_stage_lose_nothing_by_drafts,
         a_key_that_drafts_takes_nothing_from_one_that_does_not;
 ];
