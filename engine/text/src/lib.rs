@@ -38,9 +38,10 @@ pub use error::TextError;
 pub use stop::{MAX_STOP_BYTES, MAX_STOPS, StopMatcher, StopOutcome};
 pub use stream::StreamDecoder;
 pub use template::{
-    CHATML, ChatTemplate, MAX_REPEATED_CONSTANTS, MAX_TEMPLATE_BYTES, MAX_TEMPLATE_BYTES_MADE,
-    MAX_TEMPLATE_COUNT, MAX_TEMPLATE_DEPTH, TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT,
-    TEMPLATE_FUEL, TemplateInput, TemplateTokens,
+    CHATML, ChatTemplate, MAX_REPEATED_CONSTANTS, MAX_TEMPLATE_BYTES, MAX_TEMPLATE_BYTES_HELD,
+    MAX_TEMPLATE_COUNT, MAX_TEMPLATE_DEPTH, MAX_TEMPLATE_WORK, TEMPLATE_BYTES,
+    TEMPLATE_BYTES_PER_INPUT, TEMPLATE_FUEL, TEMPLATE_WORK, TEMPLATE_WORK_PER_INPUT, TemplateInput,
+    TemplateTokens,
 };
 pub use tokenizer::{MAX_TEXT_BYTES, PairMarks, Tokenizer};
 pub use vocab::{Kind, MAX_VOCAB, SpecialIds, VocabData, VocabFlags};
