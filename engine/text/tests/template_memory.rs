@@ -171,10 +171,32 @@ fn lists_that_grow_unprinted() {
         "{% set ns.l = ns.l + [cycler(*range(1000))] %}",
         "{% set ns.l = ns.l + [dict(**messages[0])] %}",
         "{% macro m() %}{{ i }}{{ j }}{% endmacro %}{% set ns.t = m %}",
+        "{% set ns.t %}{% endset %}{% set ns.l = ns.l + [ns.t ~ 'a text that is not short'] %}",
         "{% set ns.l = ns.l + [ns.l|batch(2)|list, ns.l|slice(3)|list] %}",
         "{% set ns.l = ns.l + [ns.l[0:], ns.l[::-1], ns.l|reverse] %}",
         "{% do ns.m.append(ns.m|list) %}{% set ns.m = [] %}{% do ns.m.append([]) %}{% do ns.m.extend(range(1000)) %}{% set ns.l = ns.l + [ns.m] %}",
     ]);
+}
+
+/// Names take memory each time that a macro or a loop enters itself, or that a macro keeps them.
+#[test]
+fn names_of_values() {
+    let reads: String = (0..1000).map(|i| format!("{{{{ v{i} }}}}")).collect();
+    let sets: String = (0..1000).map(|i| format!("{{%set v{i}=1%}}")).collect();
+    let attributes: String = (0..1000).map(|i| format!("{{%set q.v{i}=1%}}")).collect();
+    for body in [
+        format!(
+            "{{% for i in range(100000) %}}{{% for j in [1] %}}{{% macro m() %}}{reads}{{% endmacro %}}{{% endfor %}}\
+             {{% endfor %}}"
+        ),
+        format!("{{% for n in [1, 2] recursive %}}{sets}{{{{ loop([1, 2]) }}}}{{% endfor %}}"),
+        format!("{{% macro m(n) %}}{sets}{{{{ m(n + 1) }}}}{{% endmacro %}}{{{{ m(0) }}}}"),
+        format!(
+            "{{% macro m(n) %}}{{% set q = namespace() %}}{attributes}{{{{ m(n + 1) }}}}{{% endmacro %}}{{{{ m(0) }}}}"
+        ),
+    ] {
+        refused(&[&body]);
+    }
 }
 
 #[test]
@@ -193,6 +215,7 @@ fn single_steps_that_make_much() {
         "{{ ('\"' * 10000000)|e }}",
         "{{ ('ΐ' * 5000000)|upper }}",
         "{{ ([1] * 500000)|tojson(sort_keys=true) }}",
+        "{{ strftime_now('%A' * 2000000) }}",
         "{{ (messages * 10000)|sort(attribute='a,' * 10000) }}",
         "{{ (messages * 20000)|groupby('role')|list|length }}{{ (messages * 20000)|map('tojson')|list }}",
     ]);

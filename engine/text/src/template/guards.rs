@@ -162,6 +162,9 @@ fn install_meter(env: &mut Environment<'_>) {
     env.add_filter(metered::CONCAT, |state: &mut State<'_, '_>, left: Value, right: Value| {
         concat(Meter::of(state), &left, &right)
     });
+    env.add_filter(metered::ENCLOSED, |state: &mut State<'_, '_>, nothing: Value| {
+        Meter::of(state).enclosed().map(|()| nothing)
+    });
     env.add_filter(metered::CAPTURED, |state: &mut State<'_, '_>, value: Value| {
         Meter::of(state).captured(value)
     });

@@ -241,6 +241,14 @@ impl Meter {
         self.work(TEST_WORK)
     }
 
+    /// Counts a name that a macro keeps with its value.
+    ///
+    /// # Errors
+    /// As [`Self::count`].
+    pub fn enclosed(&mut self) -> Result<(), Error> {
+        self.count(PAIR_BYTES)
+    }
+
     /// Counts a text whose bytes were counted when they were written, until it is let go.
     ///
     /// # Errors

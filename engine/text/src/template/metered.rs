@@ -14,7 +14,7 @@ use minijinja::machinery::{
 use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Error, ErrorKind};
 
-use super::folding;
+use super::{folding, shape};
 
 /// Counts a value when it is made.
 pub const MADE: &str = "brigade/made";
@@ -38,6 +38,8 @@ pub const VALUE_LOOK: &str = "brigade/value-look";
 pub const READ_LOOK: &str = "brigade/read-look";
 /// Counts the items of lists that are spread.
 pub const SPREAD_LOOK: &str = "brigade/spread-look";
+/// Counts a name that a macro keeps.
+pub const ENCLOSED: &str = "brigade/enclosed";
 /// Counts a text that was captured.
 pub const CAPTURED: &str = "brigade/captured";
 /// Puts two values together as text.
@@ -63,11 +65,16 @@ pub fn compile<'s>(
     source: &'s str,
     config: &TemplateConfig,
 ) -> Result<CompiledTemplate<'s>, Error> {
+    shape::check(source, config.syntax_config.clone())?;
     let tree = parse(source, name, config.syntax_config.clone())?;
     folding::check(&tree)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
+    let mut names = BTreeSet::new();
+    for program in std::iter::once(&instructions).chain(blocks.values()) {
+        shape::count_names(program, &mut names)?;
+    }
     let blocks = blocks.into_iter().map(|(name, block)| Ok((name, metered(&block)?)));
     Ok(CompiledTemplate {
         instructions: metered(&instructions)?,
@@ -167,6 +174,10 @@ fn expand<'s>(
         I::StringConcat => Ok(vec![call(CONCAT, 2)]),
         // The engine's knows numbers only.
         I::Rem => Ok(vec![call(REMAINDER, 2)]),
+        I::Enclose(_) => {
+            let nothing = I::LoadConst(Value::from(()));
+            Ok(vec![plain.clone(), nothing, call(ENCLOSED, 1), I::DiscardTop])
+        }
         // The value lies below the namespace.
         I::SetAttr(_) => Ok(vec![I::Swap, call(KEPT, 1), I::Swap, plain.clone()]),
         I::UnpackLists(n) if *n > MAX_SPREADS => {

@@ -14,6 +14,7 @@ mod metered;
 mod python;
 #[cfg(test)]
 mod python_tests;
+mod shape;
 mod strings;
 #[cfg(test)]
 mod tests;
@@ -33,11 +34,12 @@ pub use meter::{
     MAX_TEMPLATE_BYTES_HELD, MAX_TEMPLATE_DEPTH, MAX_TEMPLATE_WORK, TEMPLATE_BYTES,
     TEMPLATE_BYTES_PER_INPUT, TEMPLATE_WORK, TEMPLATE_WORK_PER_INPUT,
 };
+pub use shape::{MAX_ELIFS, MAX_TAG_TOKENS, MAX_TEMPLATE_NAMES, MAX_TEMPLATE_TOKENS};
 
 use super::{MAX_TEXT_BYTES, TextError, Tokenizer};
 
 /// Instructions one rendering may take; a thousand messages need a few hundred thousand.
-pub const TEMPLATE_FUEL: u64 = 20_000_000;
+pub const TEMPLATE_FUEL: u64 = 10_000_000;
 /// Longest template source in bytes (published ones reach 30 kB).
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 

@@ -158,6 +158,40 @@ fn values_that_contain_themselves_or_nest_without_end_are_refused() {
     }
 }
 
+/// Reading these sources takes a level of the stack for each link of a chain, or hundreds of bytes for each byte.
+#[test]
+fn sources_that_are_deep_or_long_are_refused() {
+    let chains = [
+        ("{{ ", "a ~ ", "a }}"),
+        ("{{ ", "a ** ", "a }}"),
+        ("{{ ", "-", "1 }}"),
+        ("{{ ", "not ", "a }}"),
+        ("{{ ", "a or ", "a }}"),
+        ("{{ ", "a if b else ", "a }}"),
+        ("{{ a", "|upper", " }}"),
+        ("{{ a", ".b", " }}"),
+        ("{{ a", "[b]", " }}"),
+        ("{{ a", "()", " }}"),
+        ("{{ a", " is b", " }}"),
+        ("{{ ", "(", "a }}"),
+        ("{% if a %}", "{% elif a %}", "{% endif %}"),
+        ("", "{% if a %}", ""),
+        ("", "{{ 1 < a < b }}", ""),
+        ("", "{% set a = 1 %}", ""),
+    ];
+    for (before, link, behind) in chains {
+        let source = |n: usize| format!("{before}{}{behind}", link.repeat(n));
+        let why = ChatTemplate::from_source(&source(50_000), TemplateTokens::default());
+        let why = why.expect_err(link).to_string();
+        assert!(why.contains("limit"), "{link}: {why}");
+        // What templates have of these compiles.
+        if behind.is_empty() || link == "(" {
+            continue;
+        }
+        assert!(ChatTemplate::from_source(&source(100), TemplateTokens::default()).is_ok());
+    }
+}
+
 /// Lists that compute their items when asked nest without showing it.
 #[test]
 fn lazy_lists_do_not_nest() {
