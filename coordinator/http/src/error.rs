@@ -10,6 +10,7 @@ use brigade_line::failure::{Failure, Remedy, Told};
 use brigade_line::handle::SubmitError;
 use brigade_line::health::Loading;
 use brigade_line::request::RequestError;
+use brigade_sched::TooLong;
 use brigade_text::TextError;
 use serde_json::{Value, json};
 
@@ -278,7 +279,7 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let mut api = Self::field(error.field(), error.to_string());
         let counts = match error {
-            RequestError::PromptTooLong { n_prompt, n_ctx } => {
+            RequestError::TooLong(TooLong { prompt: n_prompt, limit: n_ctx, .. }) => {
                 vec![("n_prompt_tokens", n_prompt), ("n_ctx", n_ctx)]
             }
             RequestError::LongerThanUbatch { n_prompt, most } => {
@@ -297,9 +298,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::QueueFull { retry_after_s, .. } => {
-                Self::queue_full(message, retry_after_s)
-            }
+            SubmitError::QueueFull(full) => Self::queue_full(message, full.retry_after_s),
             SubmitError::Unavailable { reason } => {
                 tracing::warn!(reason, "no requests can run now");
                 Self::unavailable(
@@ -354,13 +353,14 @@ impl From<Failure> for ApiError {
 mod tests {
     use brigade_engine::constraint::ConstraintError;
     use brigade_engine::sample::SampleError;
-    use brigade_sched::Unfinished;
+    use brigade_sched::{QueueFull, Unfinished};
 
     use super::*;
 
     #[test]
     fn a_full_queue_says_when_to_come_back() {
-        let error = ApiError::from(SubmitError::QueueFull { waiting: 64, retry_after_s: 3 });
+        let full = QueueFull { waiting: 64, retry_after_s: 3 };
+        let error = ApiError::from(SubmitError::QueueFull(full));
         assert_eq!(error.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(error.into_response().headers()[RETRY_AFTER], "3");
     }
@@ -424,8 +424,8 @@ mod tests {
 
     #[test]
     fn a_long_prompt_names_both_numbers() {
-        let body =
-            ApiError::from(RequestError::PromptTooLong { n_prompt: 5000, n_ctx: 4096 }).body();
+        let long = TooLong { prompt: 5000, max_tokens: 0, limit: 4096 };
+        let body = ApiError::from(RequestError::TooLong(long)).body();
         assert_eq!(body["error"]["n_prompt_tokens"], 5000);
         assert_eq!(body["error"]["n_ctx"], 4096);
         assert_eq!(body["error"]["code"], "context_length_exceeded");

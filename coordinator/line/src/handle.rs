@@ -12,6 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use brigade_engine::batch::SampledToken;
+use brigade_sched::QueueFull;
 use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -131,14 +132,9 @@ pub struct Finish {
 /// Why a request was not taken.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SubmitError {
-    /// The queue of waiting requests is full.
-    #[error("{waiting} requests are waiting already: try again in {retry_after_s} s")]
-    QueueFull {
-        /// Requests that wait now.
-        waiting: usize,
-        /// A fair guess at when one will have gone.
-        retry_after_s: u64,
-    },
+    /// Try again later.
+    #[error(transparent)]
+    QueueFull(QueueFull),
     /// There is no line to run it.
     #[error("no requests can run now: {reason}")]
     Unavailable {

@@ -13,7 +13,7 @@ use brigade_engine::batch::{
 };
 use brigade_proto::limits::{MAX_REQUEST_ID_BYTES, MAX_SAMPLER_TOKENS};
 use brigade_sampling::{MinusOne, Rule, SETTINGS, Value};
-use brigade_sched::{HiddenRows, Namespace, NoCompanion, Share, Work};
+use brigade_sched::{HiddenRows, Namespace, NoCompanion, Share, TooLong, Work};
 use thiserror::Error;
 
 use crate::keys::Force;
@@ -135,17 +135,9 @@ pub enum RequestError {
     /// The prompt is empty.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// The context has no room for a single generated token.
-    #[error(
-        "this model's maximum context length is {n_ctx} tokens here, but the prompt has {n_prompt}: shorten it \
-         or start the server with a larger --ctx"
-    )]
-    PromptTooLong {
-        /// Tokens of the prompt.
-        n_prompt: u64,
-        /// Positions of the context.
-        n_ctx: u64,
-    },
+    /// It needs more positions than a sequence can have, one for a generated token among them.
+    #[error(transparent)]
+    TooLong(TooLong),
     /// The text is so long that it is not tokenised.
     #[error(
         "the prompt has {bytes} bytes: at most {limit} are read, since this model's maximum context length is \
@@ -206,7 +198,7 @@ impl RequestError {
     pub fn field(&self) -> &'static str {
         match self {
             Self::EmptyPrompt
-            | Self::PromptTooLong { .. }
+            | Self::TooLong(_)
             | Self::TextTooLong { .. }
             | Self::TokenOutOfRange { .. } => "prompt",
             Self::CannotGuide { .. } => "guidance_scale",
@@ -251,7 +243,7 @@ impl Request {
         check_prompt(&tokens, limits)?;
         let n_prompt = tokens.len() as u64;
         if n_prompt >= u64::from(limits.n_ctx) {
-            return Err(RequestError::PromptTooLong { n_prompt, n_ctx: limits.n_ctx.into() });
+            return Err(too_long(n_prompt, limits));
         }
         check_params(&drawing.params, limits)?;
         if drawing.max_tokens == Some(0) {
@@ -397,13 +389,14 @@ impl Request {
 }
 
 /// Checks a prompt after which nothing is generated.
+fn too_long(prompt: u64, limits: &Limits) -> RequestError {
+    RequestError::TooLong(TooLong { prompt, max_tokens: 0, limit: limits.n_ctx.into() })
+}
+
 fn check_rows(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
     check_prompt(tokens, limits)?;
-    let (n_prompt, n_ctx) = (tokens.len() as u64, u64::from(limits.n_ctx));
-    if n_prompt > n_ctx {
-        return Err(RequestError::PromptTooLong { n_prompt, n_ctx });
-    }
-    Ok(())
+    let n_prompt = tokens.len() as u64;
+    if n_prompt > u64::from(limits.n_ctx) { Err(too_long(n_prompt, limits)) } else { Ok(()) }
 }
 
 fn check_prompt(tokens: &[u32], limits: &Limits) -> Result<(), RequestError> {
@@ -552,7 +545,7 @@ mod tests {
     fn the_prompt_must_leave_room_for_a_token() {
         assert!(generate(7, Drawing::default()).is_ok());
         let error = generate(8, Drawing::default()).unwrap_err();
-        assert_eq!(error, RequestError::PromptTooLong { n_prompt: 8, n_ctx: 8 });
+        assert_eq!(error, RequestError::TooLong(TooLong { prompt: 8, max_tokens: 0, limit: 8 }));
         assert_eq!(generate(0, Drawing::default()).unwrap_err(), RequestError::EmptyPrompt);
         assert!(Request::logits(vec![1; 8], &LIMITS).is_ok());
     }

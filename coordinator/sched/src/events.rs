@@ -449,32 +449,52 @@ pub enum Unfinished {
     },
 }
 
+/// The queue of waiting requests is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{waiting} requests are waiting already, the limit: try again in {retry_after_s} s")]
+pub struct QueueFull {
+    /// Length of the queue, which is its limit.
+    pub waiting: usize,
+    /// Whole seconds until a place is likely to be free.
+    pub retry_after_s: u64,
+}
+
+/// A request needs more positions than a sequence can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this model's maximum context length is {limit} tokens here, but {}: shorten it or start the server with a larger \
+     --ctx",
+    self.needs()
+)]
+pub struct TooLong {
+    /// Tokens of the prompt.
+    pub prompt: u64,
+    /// Tokens to generate, as asked; 0 where the prompt alone leaves no room.
+    pub max_tokens: u64,
+    /// Positions that one sequence can have.
+    pub limit: u64,
+}
+
+impl TooLong {
+    fn needs(&self) -> String {
+        let Self { prompt, max_tokens, .. } = self;
+        if *max_tokens == 0 {
+            return format!("the prompt has {prompt}");
+        }
+        let needed = prompt.saturating_add(*max_tokens);
+        format!("the request needs {needed} ({prompt} of the prompt and {max_tokens} to generate)")
+    }
+}
+
 /// Why a request did not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     /// Try again later (HTTP 429).
-    #[error("{waiting} requests are waiting already, the limit; try again in {retry_after_s} s")]
-    QueueFull {
-        /// Length of the queue, which is its limit.
-        waiting: usize,
-        /// Whole seconds until a place is likely to be free.
-        retry_after_s: u64,
-    },
+    #[error(transparent)]
+    QueueFull(QueueFull),
     /// It can never run on this line (HTTP 400).
-    #[error(
-        "the request needs {needed} positions ({prompt} prompt tokens + {max_tokens} to generate) \
-         but a sequence holds at most {limit}; shorten it or start the server with a larger --ctx"
-    )]
-    TooLong {
-        /// Prompt plus tokens to generate.
-        needed: u64,
-        /// Tokens of the prompt.
-        prompt: u64,
-        /// Tokens to generate, as asked.
-        max_tokens: u64,
-        /// Positions that one sequence can have on this line.
-        limit: u64,
-    },
+    #[error(transparent)]
+    TooLong(TooLong),
     /// It has a companion, and this line cannot do that (HTTP 400).
     #[error("it runs as two sequences: {0}")]
     NoCompanion(NoCompanion),

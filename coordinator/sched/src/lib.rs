@@ -54,7 +54,7 @@ pub use drafts::drafted::{DRAFT_DEPTHS, DraftCounts, Given};
 pub use drafts::forecast::Forecast;
 pub use events::{
     Action, Event, FinishReason, HiddenRows, KeptId, LineFault, LineSpec, Micros, NoCompanion,
-    Rejection, Request, RequestId, Results, Share, StageTime, Unfinished, Work,
+    QueueFull, Rejection, Request, RequestId, Results, Share, StageTime, TooLong, Unfinished, Work,
 };
 pub use memory::checkpoints::Interrupted;
 pub use memory::namespace::Namespace;

@@ -22,7 +22,7 @@ use brigade_proto::net::{Caller, Intake, NetError};
 use brigade_proto::tls::revoked::MAX_REVOKED;
 use brigade_proto::tls::{Revoked, Who};
 use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -138,6 +138,30 @@ impl ControlService {
         Ok(ReceiverStream::new(stream))
     }
 
+    /// Makes room in the cache for `nbytes`, without what it is to keep, and lets `run` bring them there in a task of
+    /// its own, while it holds the permit. `events` hears why that failed.
+    ///
+    /// # Errors
+    /// Busy where too many fetch; the cache's.
+    async fn receive<F>(
+        &self,
+        nbytes: u64,
+        keep: HashSet<Hash>,
+        events: FetchSender,
+        run: impl FnOnce(Cache, OwnedSemaphorePermit) -> F,
+    ) -> Result<(), Failure>
+    where
+        F: Future<Output = Result<(), Failure>> + Send + 'static,
+    {
+        let turn = self.worker.fetch_turn()?;
+        let cache = self.worker.loader().cache.clone();
+        let to_reserve = cache.clone();
+        let room =
+            blocking(move || to_reserve.reserve(nbytes, &keep).map_err(cache_failure)).await?;
+        task::spawn(answered(run(cache, turn), room, events));
+        Ok(())
+    }
+
     /// Reports the end of a peer's stream. A refusal is delayed like other answers to strangers.
     async fn ended<T>(&self, from: &Origin, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() {
@@ -224,18 +248,17 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         self.worker.check(&coordinator_id, epoch)?;
         let fetch = Fetch::parse(request)?;
-        let turn = self.worker.fetch_turn()?;
-        let (cache, (step, events, stream)) =
-            (self.worker.loader().cache.clone(), told(&self.worker, coordinator_id, epoch));
-        let room = reserved(&cache, fetch.nbytes(), fetch.keep()).await?;
-        task::spawn(async move {
-            let work = blocking(move || {
+        let (nbytes, keep) = (fetch.nbytes(), fetch.keep());
+        let (events, stream) = mpsc::channel(LOAD_QUEUE);
+        let step = told(events.clone(), self.worker.clone(), coordinator_id, epoch);
+        let run = |cache: Cache, turn| {
+            blocking(move || {
                 let _turn = turn;
                 fetch.run(&cache, &step)
-            });
-            answered(work, room, events).await;
-        });
-        Ok(Response::new(stream))
+            })
+        };
+        self.receive(nbytes, keep, events, run).await?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn gather_tensors(
@@ -247,19 +270,16 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         self.worker.check(&coordinator_id, epoch)?;
         let gather = Gather::parse(request)?;
-        let turn = self.worker.fetch_turn()?;
-        let (cache, (step, events, stream)) =
-            (self.worker.loader().cache.clone(), told(&self.worker, coordinator_id, epoch));
-        let room = reserved(&cache, gather.nbytes(), gather.keep()).await?;
+        let (nbytes, keep) = (gather.nbytes(), gather.keep());
+        let (events, stream) = mpsc::channel(LOAD_QUEUE);
+        let step = told(events.clone(), self.worker.clone(), coordinator_id, epoch);
         let network = self.worker.network().clone();
-        task::spawn(async move {
-            let work = async {
-                let _turn = turn;
-                gather.run(&cache, &network, step).await
-            };
-            answered(work, room, events).await;
-        });
-        Ok(Response::new(stream))
+        let run = |cache: Cache, turn| async move {
+            let _turn = turn;
+            gather.run(&cache, &network, step).await
+        };
+        self.receive(nbytes, keep, events, run).await?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn load(
@@ -350,21 +370,15 @@ impl worker_server::Worker for ControlService {
     }
 }
 
-async fn reserved(cache: &Cache, nbytes: u64, keep: HashSet<Hash>) -> Result<Reserved, Failure> {
-    let cache = cache.clone();
-    blocking(move || cache.reserve(nbytes, &keep).map_err(cache_failure)).await
-}
-
-/// The receiver of a fetch's events, and the stream of these for the peer. The returned function says whether the
-/// peer still listens.
+/// Sends the steps of a fetch to the peer. The returned function says whether the peer still listens.
 fn told(
-    worker: &Arc<Worker>,
+    to: FetchSender,
+    worker: Arc<Worker>,
     coordinator_id: String,
     epoch: u64,
-) -> (impl Fn(Step) -> bool + Clone + Send + Sync + 'static, FetchSender, FetchEvents) {
-    let (events, stream) = mpsc::channel(LOAD_QUEUE);
-    let (worker, last, to) = (worker.clone(), Arc::new(Mutex::new(Instant::now())), events.clone());
-    let step = move |step: Step| match step {
+) -> impl Fn(Step) -> bool + Clone + Send + Sync + 'static {
+    let last = Arc::new(Mutex::new(Instant::now()));
+    move |step: Step| match step {
         Step::Done(span, hash) => {
             let fetched =
                 FetchedSpan { span: span as u32, blake3: hash.as_bytes().to_vec().into() };
@@ -383,8 +397,7 @@ fn told(
             let event = FetchEvent { event: Some(fetch_event::Event::Progress(progress)) };
             !matches!(to.try_send(Ok(event)), Err(mpsc::error::TrySendError::Closed(_)))
         }
-    };
-    (step, events, ReceiverStream::new(stream))
+    }
 }
 
 /// Waits for the end of a fetch, and reports why it failed. If the caller has gone, the fetch's room is free at once,

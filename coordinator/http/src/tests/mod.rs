@@ -23,7 +23,7 @@ use brigade_line::handle::{
 };
 use brigade_line::health::{Loading, Roll};
 use brigade_line::model::ModelMeta;
-use brigade_sched::{Unfinished, Work};
+use brigade_sched::{QueueFull, Unfinished, Work};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -144,7 +144,7 @@ async fn perform(
     let Submission { id, request, events, verdict, counts, .. } = submission;
     counts.set_reused(1 + id.0 as u32);
     if matches!(play, Play::Full) {
-        let error = SubmitError::QueueFull { waiting: 4, retry_after_s: 2 };
+        let error = SubmitError::QueueFull(QueueFull { waiting: 4, retry_after_s: 2 });
         verdict.send(Err(error)).unwrap();
         return;
     }

@@ -137,12 +137,8 @@ impl Client {
     /// The scheduler will not run it.
     pub(super) fn reject(self, why: Rejection) {
         let error = match why {
-            Rejection::QueueFull { waiting, retry_after_s } => {
-                SubmitError::QueueFull { waiting, retry_after_s }
-            }
-            Rejection::TooLong { needed, limit, .. } => {
-                RequestError::PromptTooLong { n_prompt: needed, n_ctx: limit }.into()
-            }
+            Rejection::QueueFull(full) => SubmitError::QueueFull(full),
+            Rejection::TooLong(long) => RequestError::TooLong(long).into(),
             Rejection::NoCompanion(why) => RequestError::no_companion(why).into(),
             Rejection::Invalid(what) => SubmitError::Unavailable { reason: what.to_string() },
         };

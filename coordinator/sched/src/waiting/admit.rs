@@ -8,14 +8,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use brigade_spec::Prefixes;
 
 use crate::events::{
-    LineSpec, Micros, NoCompanion, Rejection, Request, RequestId, Share, Work, has_companion,
+    LineSpec, Micros, NoCompanion, QueueFull, Rejection, Request, RequestId, Share, TooLong, Work,
+    has_companion,
 };
 use crate::line::Line;
 use crate::memory::prefix::Hold;
 use crate::waiting::fair::{self, Owners};
 use crate::waiting::replay::Pending;
 
-/// Bounds of the advice in [`Rejection::QueueFull`], seconds.
+/// Bounds of the advice in [`QueueFull`], seconds.
 const RETRY_AFTER_S: std::ops::RangeInclusive<u64> = 1..=60;
 
 /// Weight of the newest interval between two ends in their running mean.
@@ -66,7 +67,9 @@ impl Waiting {
             });
             match newest {
                 Some(pending) => displaced = Some((pending.request.id, retry_after_s)),
-                None => return Err(Rejection::QueueFull { waiting, retry_after_s }),
+                None => {
+                    return Err(Rejection::QueueFull(QueueFull { waiting, retry_after_s }));
+                }
             }
         }
         self.queue.push_back(Pending { came: now, ..Pending::new(request) });
@@ -311,7 +314,7 @@ pub(crate) fn check_fits(request: &Request, line: &LineSpec) -> Result<(), Rejec
     {
         if needed > limit {
             let prompt = prompt as u64;
-            return Err(Rejection::TooLong { needed, prompt, max_tokens: needed - prompt, limit });
+            return Err(Rejection::TooLong(TooLong { prompt, max_tokens: needed - prompt, limit }));
         }
     }
     match request.companion {
@@ -348,7 +351,7 @@ fn check_text(request: &Request, line: &LineSpec) -> Result<(), Rejection> {
     if needed <= limit {
         Ok(())
     } else {
-        Err(Rejection::TooLong { needed, prompt: needed, max_tokens: 0, limit })
+        Err(Rejection::TooLong(TooLong { prompt: needed, max_tokens: 0, limit }))
     }
 }
 
@@ -368,7 +371,8 @@ mod tests {
     fn a_full_queue_says_when_to_come_back() {
         let mut waiting = Waiting::new(1);
         waiting.push(0, request(1, 1)).unwrap();
-        let full = |retry_after_s| Err(Rejection::QueueFull { waiting: 1, retry_after_s });
+        let full =
+            |retry_after_s| Err(Rejection::QueueFull(QueueFull { waiting: 1, retry_after_s }));
         assert_eq!(waiting.push(0, request(2, 1)), full(1));
         for second in [10, 17, 24] {
             waiting.note_end(second * 1_000_000);
@@ -482,7 +486,7 @@ mod tests {
             assert_eq!(check_fits(&fits, &line), Err(Rejection::NoCompanion(why)));
         }
         let why = refused(&beside(1, 183), &line);
-        assert!(why.contains("193 positions (183 prompt"), "{why}");
+        assert!(why.contains("193 (183 of the prompt"), "{why}");
         assert!(refused(&beside(1, 0), &line).contains("needs the companion"));
         assert!(
             refused(&Request { companion: None, ..fits.clone() }, &line)

@@ -3,14 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, Value, ValueOrKwargs, from_args};
+use minijinja::value::{
+    ArgType, Kwargs, Object, ObjectRepr, Rest, Value, ValueOrKwargs, from_args,
+};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Installs the functions; the filters are guarded as others are.
 pub fn install(env: &mut Environment<'_>) {
-    env.add_function("joiner", |between: Option<String>| {
-        let between = between.unwrap_or_else(|| ", ".to_string());
-        Value::from_object(Joiner { between, n: AtomicUsize::new(0) })
+    env.add_function("joiner", |between: Option<Value>| -> Result<Value, Error> {
+        let between = match between {
+            None => Value::from(", "),
+            // The text itself: a copy would be counted by nobody.
+            Some(text) if text.as_str().is_some() => text,
+            Some(other) => Value::from(String::from_value(Some(&other))?),
+        };
+        Ok(Value::from_object(Joiner { between, n: AtomicUsize::new(0) }))
     });
     env.add_function("cycler", |items: Rest<Value>| -> Result<Value, Error> {
         // A list could be given this object later, and contain itself then.
@@ -69,7 +76,7 @@ pub fn truncate(text: String, args: Rest<ValueOrKwargs>) -> Result<String, Error
 /// Gives nothing the first time, and its text then.
 #[derive(Debug)]
 struct Joiner {
-    between: String,
+    between: Value,
     n: AtomicUsize,
 }
 
@@ -81,7 +88,7 @@ impl Object for Joiner {
     fn call(self: &Arc<Self>, _state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
         from_args::<()>(args)?;
         let is_first = self.n.fetch_add(1, Ordering::Relaxed) == 0;
-        Ok(Value::from(if is_first { "" } else { &self.between }))
+        Ok(if is_first { Value::from("") } else { self.between.clone() })
     }
 }
 

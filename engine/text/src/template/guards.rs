@@ -4,15 +4,23 @@
 //! Everything else is counted once it is there (`metered`). That suffices: a filter that is not treated here
 //! makes at most a few times what it is given, and its inputs were counted.
 
+use std::fmt::Write as _;
+
 use minijinja::value::{Rest, Value, ValueOrKwargs, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, filters};
+use minijinja::{AutoEscape, Environment, Error, State, filters, tests};
 
 use super::list::List;
-use super::meter::{self, Meter};
+use super::looks::{
+    Look, MAX_ESCAPED, add_look, compare_look, contains_look, count_look, each_look, escape_look,
+    format_look, indent_look, item_look, items_look, join_look, json_look, lines_look, named,
+    nothing, order_items_look, order_look, read_look, replace_look, split_look, strip_look,
+    sum_look, tabs_look, text_of_all, times_look, value_look, width_look,
+};
+use super::meter::{self, CALL_WORK, Meter, TEST_WORK};
 use super::{globals, metered, python};
 
-/// Most columns of an indentation, and most lists of `batch` and `slice`.
-pub const MAX_TEMPLATE_COUNT: u64 = 4096;
+/// Items for which a list has room when one is added: it grows to twice its length.
+const GROWTH: usize = 2;
 
 /// Filters whose results nest deeper than what they are given.
 const DEEPEN: [&str; 5] = ["batch", "slice", "groupby", "items", "dictsort"];
@@ -32,9 +40,6 @@ const MAKE_ITEMS: [&str; 11] = [
     "partition",
 ];
 
-/// Looks at the arguments of a filter, its value first.
-type Look = fn(&Meter, &[Value]) -> Result<(), Error>;
-
 /// Installs the engine's filters with their looks, and the meter's own. Filters that only serve to look
 /// into values (`pprint`), and those that Jinja does not have (`chain`, `zip`), stay out.
 pub fn install(env: &mut Environment<'_>) {
@@ -49,7 +54,9 @@ pub fn install(env: &mut Environment<'_>) {
             let rest =
                 if matches!(name, "default" | "d") { &[] } else { args.get(1..).unwrap_or(&[]) };
             rest.iter().try_for_each(no_variables)?;
-            look(Meter::of(state), &args)?;
+            let meter = Meter::of(state);
+            meter.work(CALL_WORK)?;
+            look(meter, &args)?;
             // Attributes of values are there already.
             let is_picked = !named(&args, "attribute").is_undefined();
             let made = match name {
@@ -74,29 +81,63 @@ pub fn install(env: &mut Environment<'_>) {
     }
     filters! {
         // They take lists and mappings as such: nothing is written out.
-        nothing => length reverse default first last min max sort bool select reject
-            selectattr rejectattr map unique attr abs round;
-        items_look => dictsort items groupby list;
+        nothing => default bool abs round;
+        value_look => length reverse first last;
+        each_look => select reject selectattr rejectattr map;
+        item_look => attr;
+        order_look => min max unique sort;
+        items_look => items list;
+        order_items_look => dictsort groupby;
         split_look => split;
         lines_look => lines;
-        text_of_all => safe escape lower upper title capitalize trim int float string;
+        text_of_all => safe lower upper title capitalize int float string;
+        escape_look => escape;
+        strip_look => trim;
         replace_look => replace;
         join_look => join;
-        join_look => sum;
+        sum_look => sum;
         indent_look => indent;
         format_look => format;
         count_look => batch slice;
     }
-    guard("count", Value::from_function(filters::length), nothing);
+    guard("count", Value::from_function(filters::length), value_look);
     guard("d", Value::from_function(filters::default), nothing);
-    guard("e", Value::from_function(filters::escape), text_of_all);
-    guard("forceescape", Value::from_function(filters::escape), text_of_all);
+    guard("e", Value::from_function(filters::escape), escape_look);
+    guard("forceescape", Value::from_function(filters::escape), escape_look);
     guard("truncate", Value::from_function(globals::truncate), text_of_all);
     guard("striptags", Value::from_function(minijinja_contrib::filters::striptags), text_of_all);
     guard("center", Value::from_function(globals::center), width_look);
     guard("wordcount", Value::from_function(globals::wordcount), text_of_all);
     guard("tojson", Value::from_function(python::tojson), json_look);
+    install_tests(env);
     install_meter(env);
+}
+
+/// Installs the engine's tests that compare, or look at a text.
+fn install_tests(env: &mut Environment<'_>) {
+    let mut guard = |names: &[&'static str], plain: Value, look: Look| {
+        for name in names {
+            let plain = plain.clone();
+            env.add_test(*name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+                let meter = Meter::of(state);
+                meter.work(TEST_WORK)?;
+                look(meter, &args)?;
+                plain.call(state, &args)
+            });
+        }
+    };
+    guard(&["eq", "equalto", "=="], Value::from_function(tests::is_eq), compare_look);
+    guard(&["ne", "!="], Value::from_function(tests::is_ne), compare_look);
+    guard(&["lt", "lessthan", "<"], Value::from_function(tests::is_lt), compare_look);
+    guard(&["le", "<="], Value::from_function(tests::is_le), compare_look);
+    guard(&["gt", "greaterthan", ">"], Value::from_function(tests::is_gt), compare_look);
+    guard(&["ge", ">="], Value::from_function(tests::is_ge), compare_look);
+    guard(&["sameas"], Value::from_function(tests::is_sameas), compare_look);
+    guard(&["in"], Value::from_function(tests::is_in), contains_look);
+    guard(&["lower"], Value::from_function(tests::is_lower), value_look);
+    guard(&["upper"], Value::from_function(tests::is_upper), value_look);
+    guard(&["startingwith"], Value::from_function(tests::is_startingwith), text_of_all);
+    guard(&["endingwith"], Value::from_function(tests::is_endingwith), text_of_all);
 }
 
 fn install_meter(env: &mut Environment<'_>) {
@@ -105,10 +146,6 @@ fn install_meter(env: &mut Environment<'_>) {
     });
     env.add_filter(metered::BUILT, |state: &mut State<'_, '_>, value: Value| {
         Meter::of(state).built(value)
-    });
-    env.add_filter(metered::RIGHT, |state: &mut State<'_, '_>, value: Value| {
-        Meter::of(state).right(&value);
-        value
     });
     env.add_filter(metered::ADDED, |state: &mut State<'_, '_>, value: Value| {
         Meter::of(state).added(value)
@@ -125,24 +162,51 @@ fn install_meter(env: &mut Environment<'_>) {
     env.add_filter(metered::CONCAT, |state: &mut State<'_, '_>, left: Value, right: Value| {
         concat(Meter::of(state), &left, &right)
     });
-    env.add_filter(metered::CONCAT_ONTO, |state: &mut State<'_, '_>, left: Value, right: Value| {
-        let meter = Meter::of(state);
-        let text = concat(meter, &left, &right)?;
-        meter.gone(&left);
-        Ok::<_, Error>(text)
+    env.add_filter(metered::ENCLOSED, |state: &mut State<'_, '_>, nothing: Value| {
+        Meter::of(state).enclosed().map(|()| nothing)
+    });
+    env.add_filter(metered::CAPTURED, |state: &mut State<'_, '_>, value: Value| {
+        Meter::of(state).captured(value)
+    });
+    let mut look = |name: &'static str, look: Look| {
+        env.add_filter(name, move |state: &mut State<'_, '_>, operands: Value| {
+            let all: Vec<Value> = operands.try_iter()?.collect();
+            look(Meter::of(state), &all).map(|()| operands)
+        });
+    };
+    look(metered::ADD_LOOK, add_look);
+    look(metered::TIMES_LOOK, times_look);
+    look(metered::COMPARE_LOOK, compare_look);
+    look(metered::CONTAINS_LOOK, contains_look);
+    look(metered::ITEM_LOOK, item_look);
+    look(metered::VALUE_LOOK, value_look);
+    look(metered::READ_LOOK, read_look);
+    look(metered::SPREAD_LOOK, |meter, all| {
+        all.iter().try_for_each(|list| meter.count_items(list.len().unwrap_or(0)))
     });
     env.set_formatter(|out, state, value| {
+        let is_escaped = !matches!(state.auto_escape(), AutoEscape::None) && !value.is_safe();
         let meter = Meter::of(state);
         let len = meter.text_len(value)?;
-        meter.count(len)?;
+        let escaped = if is_escaped { MAX_ESCAPED * len } else { len };
+        meter.count(escaped)?;
         minijinja::escape_formatter(out, state, value)
     });
 }
 
 /// Both as one text.
 fn concat(meter: &mut Meter, left: &Value, right: &Value) -> Result<Value, Error> {
-    meter.allow(meter.text_len(left)?.saturating_add(meter.text_len(right)?))?;
-    meter.made(Value::from(format!("{left}{right}")))
+    let len = meter.text_len(left)?.saturating_add(meter.text_len(right)?);
+    meter.allow(2 * len)?;
+    let mut text = String::with_capacity(len as usize);
+    for value in [left, right] {
+        match value.as_str() {
+            Some(part) => text.push_str(part),
+            // Writing to a text cannot fail.
+            None => drop(write!(text, "{value}")),
+        }
+    }
+    meter.made(Value::from(text))
 }
 
 /// Python's methods, as [`python::method`], looked at before.
@@ -159,28 +223,41 @@ pub fn method(
         match name {
             "append" => {
                 let (item,): (Value,) = from_args(args)?;
-                Meter::of(state).walk(&item, list.depth() + 1, Some(&list))?;
+                let meter = Meter::of(state);
+                meter.count_items(GROWTH)?;
+                meter.walk(&item, list.depth() + 1, Some(&list))?;
                 return list.append(item).map(Value::from);
             }
             "extend" => {
                 let (items,): (Value,) = from_args(args)?;
+                let meter = Meter::of(state);
+                meter.count_items(GROWTH * items.len().unwrap_or(0))?;
                 let items: Vec<Value> = items.try_iter()?.collect();
                 for item in &items {
-                    Meter::of(state).walk(item, list.depth() + 1, Some(&list))?;
+                    meter.walk(item, list.depth() + 1, Some(&list))?;
                 }
                 return items.into_iter().try_for_each(|item| list.append(item)).map(Value::from);
             }
             "insert" => {
                 let (at, item): (i64, Value) = from_args(args)?;
-                Meter::of(state).walk(&item, list.depth() + 1, Some(&list))?;
+                let meter = Meter::of(state);
+                meter.count_items(GROWTH)?;
+                meter.read_items(value)?;
+                meter.walk(&item, list.depth() + 1, Some(&list))?;
                 return list.insert(at, item).map(Value::from);
             }
-            "pop" => return list.pop(from_args::<(Option<i64>,)>(args)?.0),
+            "pop" => {
+                Meter::of(state).read_items(value)?;
+                return list.pop(from_args::<(Option<i64>,)>(args)?.0);
+            }
             _ => {}
         }
     }
+    let meter = Meter::of(state);
+    meter.work(CALL_WORK)?;
+    read_look(meter, args)?;
     if value.as_str().is_some() {
-        let meter = Meter::of(state);
+        meter.read_items(value)?;
         let all: Vec<Value> = std::iter::once(value.clone()).chain(args.iter().cloned()).collect();
         match name {
             "replace" => replace_look(meter, &all)?,
@@ -191,8 +268,11 @@ pub fn method(
             "expandtabs" => tabs_look(meter, &all)?,
             "split" | "rsplit" => split_look(meter, &all)?,
             "splitlines" => lines_look(meter, &all)?,
+            "strip" | "lstrip" | "rstrip" => strip_look(meter, &all)?,
             _ => {}
         }
+    } else if matches!(name, "count" | "index") {
+        meter.read(value)?;
     }
     let made = python::method(state, value, name, args)?;
     if MAKE_ITEMS.contains(&name) { Meter::of(state).with_new_items(made) } else { Ok(made) }
@@ -218,150 +298,11 @@ fn mapped(state: &mut State<'_, '_>, plain: &Value, args: &[Value]) -> Result<Va
     for item in values.try_iter()? {
         let mut one = args.to_vec();
         one[0] = Value::from(vec![item]);
+        Meter::of(state).work(TEST_WORK)?;
         let made = plain.call(state, &one)?;
         let made = Meter::of(state).with_new_items(made)?;
         items.extend(made.try_iter()?);
     }
     // How an empty list is mapped says whether the filter is there.
     if items.is_empty() { plain.call(state, args) } else { Ok(Value::from(items)) }
-}
-
-fn nothing(_: &Meter, _: &[Value]) -> Result<(), Error> {
-    Ok(())
-}
-
-fn text_of_all(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    texts(meter, args).map(drop)
-}
-
-/// Bytes of all arguments written out.
-fn texts(meter: &Meter, args: &[Value]) -> Result<u64, Error> {
-    args.iter().try_fold(0, |sum: u64, arg| Ok(sum + meter.text_len(arg)?))
-}
-
-/// A list of pairs, or of the characters of a text.
-fn items_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let n = args.first().map_or(0, |value| match value.as_str() {
-        Some(text) => text.chars().count(),
-        None => value.len().unwrap_or(0),
-    });
-    meter.allow_items(n)
-}
-
-fn split_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    texts(meter, args)?;
-    let Some(text) = args.first().and_then(Value::as_str) else { return Ok(()) };
-    let n = match args.get(1).and_then(Value::as_str).filter(|between| !between.is_empty()) {
-        Some(between) => text.matches(between).count() + 1,
-        None => text.split_whitespace().count(),
-    };
-    meter.allow_items(n)
-}
-
-fn lines_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    texts(meter, args)?;
-    let n =
-        args.first().and_then(Value::as_str).map_or(0, |text| text.matches(['\n', '\r']).count());
-    meter.allow_items(n + 1)
-}
-
-fn replace_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    texts(meter, args)?;
-    let [value, from, to, ..] = args else { return Ok(()) };
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let times = text(value).matches(&text(from)).count() as u64;
-    meter.allow(times.saturating_mul(meter.text_len(to)?))
-}
-
-fn join_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let [values, rest @ ..] = args else { return Ok(()) };
-    let between = texts(meter, rest)?;
-    let mut sum = 0_u64;
-    for item in values.try_iter().into_iter().flatten() {
-        sum = sum.saturating_add(meter.text_len(&item)?).saturating_add(between);
-        meter.allow(sum)?;
-    }
-    Ok(())
-}
-
-fn indent_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let len = texts(meter, args)?;
-    let width = match args.get(1).filter(|arg| !arg.is_kwargs()).cloned() {
-        Some(width) => width,
-        None => named(args, "width"),
-    };
-    let width = u64::try_from(width).unwrap_or(0);
-    at_most(width, "columns of an indentation")?;
-    // A line end is a byte at least.
-    let n_lines = match args.first().and_then(Value::as_str) {
-        Some(text) => 1 + text.matches('\n').count() as u64,
-        None => len,
-    };
-    meter.allow(n_lines.saturating_mul(width))
-}
-
-/// A text on so many columns.
-fn width_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let len = texts(meter, args)?;
-    let width = args.get(1).cloned().map_or(0, |width| u64::try_from(width).unwrap_or(0));
-    at_most(width, "columns of a text")?;
-    // A character has four bytes at most.
-    meter.allow(len.saturating_add(4 * width))
-}
-
-fn tabs_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let len = texts(meter, args)?;
-    let columns = args.get(1).cloned().map_or(8, |columns| u64::try_from(columns).unwrap_or(0));
-    at_most(columns, "columns of a tab")?;
-    let tabs = args.first().and_then(Value::as_str).map_or(0, |text| text.matches('\t').count());
-    meter.allow(len.saturating_add((tabs as u64).saturating_mul(columns)))
-}
-
-fn count_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let count = args.get(1).cloned().map_or(0, |count| u64::try_from(count).unwrap_or(0));
-    at_most(count, "lists or items of a list")?;
-    meter.allow_items(args.first().and_then(Value::len).unwrap_or(0))
-}
-
-/// At most each place in the format takes all arguments, at the largest width that is written there or given
-/// as an argument.
-fn format_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let texts = texts(meter, args)?;
-    let Some(format) = args.first().and_then(Value::as_str) else { return Ok(()) };
-    let n_places = format.matches(['%', '{']).count() as u64;
-    let digits = format.split(|c: char| !c.is_ascii_digit()).filter(|run| !run.is_empty());
-    let mut width = digits.map(|run| run.parse().unwrap_or(u64::MAX)).max().unwrap_or(0);
-    if format.contains('*')
-        || format.split('{').any(|part| part.contains(':') && !part.contains('}'))
-    {
-        let given = args.iter().filter_map(|arg| arg.as_i64()).max().unwrap_or(0);
-        width = width.max(u64::try_from(given).unwrap_or(0));
-    }
-    meter.allow(n_places.saturating_mul(texts.saturating_add(width)))
-}
-
-/// Each part stands on a line of its own, indented by as much as it is deep.
-fn json_look(meter: &Meter, args: &[Value]) -> Result<(), Error> {
-    let len = texts(meter, args)?;
-    let indent = u64::try_from(named(args, "indent")).unwrap_or(0);
-    at_most(indent, "columns of an indentation")?;
-    let is_nested = args.first().is_some_and(|value| value.as_object().is_some());
-    if indent == 0 || !is_nested {
-        return Ok(());
-    }
-    let json = meter.indented_len(&args[0], indent, 1);
-    meter.allow(json.saturating_add(len))
-}
-
-fn named(args: &[Value], name: &str) -> Value {
-    let named = args.iter().find(|arg| arg.is_kwargs());
-    named.and_then(|kwargs| kwargs.get_attr(name).ok()).unwrap_or_default()
-}
-
-fn at_most(count: u64, what: &str) -> Result<(), Error> {
-    if count <= MAX_TEMPLATE_COUNT {
-        return Ok(());
-    }
-    let text = format!("{count} {what}, the limit is {MAX_TEMPLATE_COUNT}");
-    Err(Error::new(ErrorKind::InvalidOperation, text))
 }

@@ -97,6 +97,10 @@ impl Object for List {
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Values(self.with(|items| items.clone()))
     }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.with(|items| items.len()))
+    }
 }
 
 /// Replaces `[]` inside tags and outside strings, if the template adds to lists at all.

@@ -1,13 +1,14 @@
-//! Limits what one rendering of a chat template may make.
+//! Limits what one rendering of a chat template holds, and how much it works.
 //!
-//! A template can double a text with every step (`x ~ x`). Limiting its steps therefore does not limit its
-//! memory. So a meter counts every byte of text and every item of a list that a template makes, over the
-//! whole rendering. It refuses what goes beyond the limit before that is made, or directly after one step
-//! that at most doubled it.
+//! The engine's own limit counts instructions. It cannot replace this meter: one instruction doubles a text
+//! (`x ~ x`), repeats it or compares two lists of millions of parts, so forty of them take all memory or all day.
+//! So a meter counts the bytes of text and the items of lists that a rendering holds, and refuses a step before it
+//! makes too much; and it counts the bytes and parts that each step reads, copies or walks through.
 //!
-//! It also keeps values shallow and finite. Nothing may contain itself, nest so deeply that dropping it would
-//! exhaust the thread's stack, or have more parts than can be walked.
+//! It also keeps values shallow and finite. Nothing may contain itself, or nest so deeply that dropping it would
+//! exhaust the thread's stack.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
@@ -16,18 +17,35 @@ use minijinja::{Error, ErrorKind, State};
 
 use super::list::List;
 
-/// Bytes of text and lists that any template may make.
-pub const TEMPLATE_BYTES: u64 = 128 << 20;
-/// Bytes that a rendering may make in addition for each byte of messages, tools and arguments. Templates copy these
-/// some times. A template that gathers its output in a variable copies it with every message, which for a thousand
-/// messages is a thousand times half of it.
-pub const TEMPLATE_BYTES_PER_INPUT: u64 = 512;
-/// Most bytes of text and lists that a template may make, whatever its input.
-pub const MAX_TEMPLATE_BYTES_MADE: u64 = 1 << 30;
+/// Bytes of text and lists that any template may hold at a time. The memory is at most three times as much: buffers
+/// grow to twice their contents, and are copied at the end.
+pub const TEMPLATE_BYTES: u64 = 16 << 20;
+/// Bytes that a rendering may hold in addition for each byte of messages, tools and arguments. Templates copy these
+/// some times, and the small values that they make for a message are counted for good.
+pub const TEMPLATE_BYTES_PER_INPUT: u64 = 64;
+/// Most bytes of text and lists that a template may hold, whatever its input.
+pub const MAX_TEMPLATE_BYTES_HELD: u64 = 256 << 20;
+/// Bytes that any template may read and copy; what takes longer than to copy its bytes counts as more of them.
+pub const TEMPLATE_WORK: u64 = 1 << 29;
+/// Bytes that a rendering may read and copy in addition for each byte of messages, tools and arguments. A template that
+/// gathers its output in a variable copies it with every message, which for a thousand messages is a thousand times
+/// half of it.
+pub const TEMPLATE_WORK_PER_INPUT: u64 = 4096;
+/// Most bytes that a template may read and copy, whatever its input.
+pub const MAX_TEMPLATE_WORK: u64 = 4 << 30;
 /// Deepest nesting of a value that a template makes (messages may come with 128 levels).
 pub const MAX_TEMPLATE_DEPTH: usize = 256;
-/// Parts of nested values that one rendering may walk through.
-const MAX_WALKED: u64 = 1 << 24;
+
+/// Work for a part of a nested value that is visited, in bytes that could be copied in that time.
+const PART_WORK: u64 = 128;
+/// Work for an item of a list that is handed on.
+const ITEM_WORK: u64 = 32;
+/// Work for a call of a filter or a method.
+pub const CALL_WORK: u64 = 512;
+/// Work for a call of a test, and for a value that is compared.
+pub const TEST_WORK: u64 = 128;
+/// Work for a byte that is looked at as a character, or written out from a nested value.
+pub const CHAR_WORK: u64 = 8;
 
 /// Counted for a value besides its text, or its items.
 const VALUE_BYTES: u64 = 96;
@@ -36,26 +54,65 @@ const ITEM_BYTES: u64 = size_of::<Value>() as u64;
 /// Counted for a key of a mapping with its value.
 const PAIR_BYTES: u64 = 96;
 /// Shorter texts lie in their values themselves.
-const SHORT_TEXT: u64 = 22;
+const SHORT_TEXT: usize = 22;
 /// Counted for a macro or another object that keeps variables.
 const OBJECT_BYTES: u64 = 1024;
 
-/// The variable that carries the limit into a rendering; no template can name it.
-pub const LIMIT: &str = "brigade/limit";
+/// The variable that carries the number of bytes of the input into a rendering; no template can name it.
+pub const INPUT_BYTES: &str = "brigade/input-bytes";
 
 /// The count of one rendering, kept in its [`State`].
 pub struct Meter {
     limit: u64,
     left: u64,
-    walks_left: u64,
+    work_limit: u64,
+    work_left: u64,
     /// Length of the right operand of the addition that comes next, where it is a list.
     right_len: Option<usize>,
+    /// Texts and lists that were counted, by their addresses: what only this table holds is taken off again.
+    held: HashMap<usize, Held>,
 }
 
-/// Limit of bytes for a rendering with so many bytes of input.
-pub fn limit_for(input_bytes: u64) -> u64 {
-    let for_input = input_bytes.saturating_mul(TEMPLATE_BYTES_PER_INPUT);
-    TEMPLATE_BYTES.saturating_add(for_input).min(MAX_TEMPLATE_BYTES_MADE)
+/// A text or a list whose holders can be counted.
+enum Held {
+    Text(Arc<str>),
+    List(Arc<Vec<Value>>),
+}
+
+impl Held {
+    /// The text or the list of a value. Shorter texts and other values have no holders to be counted.
+    fn of(value: &Value) -> Option<Self> {
+        match value.as_str() {
+            Some(text) if text.len() > SHORT_TEXT && value.kind() == ValueKind::String => {
+                value.to_str().map(Self::Text)
+            }
+            Some(_) => None,
+            None => value.downcast_object().map(Self::List),
+        }
+    }
+
+    fn address(&self) -> usize {
+        match self {
+            Self::Text(text) => text.as_ptr() as usize,
+            Self::List(list) => Arc::as_ptr(list) as usize,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        VALUE_BYTES
+            + match self {
+                Self::Text(text) => text.len() as u64,
+                Self::List(list) => ITEM_BYTES * list.len() as u64,
+            }
+    }
+
+    /// Whether something besides the meter holds it.
+    fn is_used(&self) -> bool {
+        match self {
+            Self::Text(text) => Arc::strong_count(text) > 1,
+            Self::List(list) => Arc::strong_count(list) > 1,
+        }
+    }
 }
 
 fn refuse(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -65,65 +122,216 @@ fn refuse(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 impl Meter {
     /// Meter of a rendering.
     pub fn of<'a>(state: &'a mut State<'_, '_>) -> &'a mut Self {
-        let limit = match state.get_extension::<Self>() {
-            Some(meter) => meter.limit,
-            None => state
-                .lookup(LIMIT)
-                .and_then(|limit| u64::try_from(limit).ok())
-                .unwrap_or(TEMPLATE_BYTES),
+        // Where it is there already nothing is looked up.
+        let bytes = match state.get_extension::<Self>() {
+            Some(_) => None,
+            None => state.lookup(INPUT_BYTES).and_then(|bytes| u64::try_from(bytes).ok()),
         };
-        state.get_or_insert_extension_with(|| Self {
-            limit,
-            left: limit,
-            walks_left: MAX_WALKED,
+        state.get_or_insert_extension_with(|| Self::new(bytes.unwrap_or(0)))
+    }
+
+    /// Meter of a rendering with so many bytes of input.
+    fn new(input_bytes: u64) -> Self {
+        let limit = |any: u64, per_input: u64, most: u64| {
+            any.saturating_add(input_bytes.saturating_mul(per_input)).min(most)
+        };
+        let limit_of_bytes =
+            limit(TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT, MAX_TEMPLATE_BYTES_HELD);
+        let work_limit = limit(TEMPLATE_WORK, TEMPLATE_WORK_PER_INPUT, MAX_TEMPLATE_WORK);
+        Self {
+            limit: limit_of_bytes,
+            left: limit_of_bytes,
+            work_limit,
+            work_left: work_limit,
             right_len: None,
-        })
+            held: HashMap::new(),
+        }
+    }
+
+    /// Counts work, in bytes that are read or copied.
+    ///
+    /// # Errors
+    /// There is more than one rendering may do; the limit is named.
+    pub fn work(&mut self, bytes: u64) -> Result<(), Error> {
+        match self.work_left.checked_sub(bytes) {
+            Some(left) => {
+                self.work_left = left;
+                Ok(())
+            }
+            None => {
+                self.work_left = 0;
+                Err(refuse(format!(
+                    "the template reads and copies more than {} bytes of text and lists, the limit for a request of this size",
+                    self.work_limit
+                )))
+            }
+        }
+    }
+
+    /// Work that may still be done.
+    pub fn work_left(&self) -> u64 {
+        self.work_left
     }
 
     /// Whether so many bytes may still be made.
     ///
     /// # Errors
     /// They may not; the limit is named.
-    pub fn allow(&self, bytes: u64) -> Result<(), Error> {
-        if bytes <= self.left {
-            return Ok(());
+    pub fn allow(&mut self, bytes: u64) -> Result<(), Error> {
+        while bytes > self.left {
+            if !self.forget()? {
+                return Err(refuse(format!(
+                    "the template holds more than {} bytes of text and lists, the limit for a request of this size",
+                    self.limit
+                )));
+            }
         }
-        Err(refuse(format!(
-            "the template makes more than {} bytes of text and lists, the limit for a request of this size",
-            self.limit
-        )))
+        Ok(())
+    }
+
+    /// Takes off what the template has let go. Returns whether there was any.
+    fn forget(&mut self) -> Result<bool, Error> {
+        self.work(ITEM_WORK * (1 + self.held.len() as u64))?;
+        let before = self.held.len();
+        let mut bytes = 0;
+        self.held.retain(|_, held| {
+            let is_used = held.is_used();
+            bytes += if is_used { 0 } else { held.bytes() };
+            is_used
+        });
+        self.left = (self.left + bytes).min(self.limit);
+        Ok(self.held.len() < before)
     }
 
     /// Whether so many items may still be made, each a value by itself.
     ///
     /// # Errors
     /// As [`Self::allow`].
-    pub fn allow_items(&self, n: usize) -> Result<(), Error> {
+    pub fn allow_items(&mut self, n: usize) -> Result<(), Error> {
         self.allow((n as u64).saturating_mul(ITEM_BYTES))
     }
 
     /// Counts bytes that are made.
     ///
     /// # Errors
-    /// As [`Self::allow`].
+    /// As [`Self::allow`] and [`Self::work`].
     pub fn count(&mut self, bytes: u64) -> Result<(), Error> {
         self.allow(bytes)?;
         self.left -= bytes;
-        Ok(())
+        self.work(bytes)
+    }
+
+    /// Counts items that a list takes up, for good.
+    ///
+    /// # Errors
+    /// As [`Self::count`].
+    pub fn count_items(&mut self, n: usize) -> Result<(), Error> {
+        self.count((n as u64).saturating_mul(ITEM_BYTES))
+    }
+
+    /// Counts a text or a list of so many bytes, until it is let go.
+    fn count_held(&mut self, value: &Value, bytes: u64) -> Result<(), Error> {
+        let Some(held) = Held::of(value) else { return self.count(bytes) };
+        let address = held.address();
+        if self.held.contains_key(&address) {
+            return self.work(VALUE_BYTES);
+        }
+        self.count(bytes)?;
+        self.held.insert(address, held);
+        self.work(TEST_WORK)
+    }
+
+    /// Counts a name that a macro keeps with its value.
+    ///
+    /// # Errors
+    /// As [`Self::count`].
+    pub fn enclosed(&mut self) -> Result<(), Error> {
+        self.count(PAIR_BYTES)
+    }
+
+    /// Counts a text whose bytes were counted when they were written, until it is let go.
+    ///
+    /// # Errors
+    /// As [`Self::count`].
+    pub fn captured(&mut self, text: Value) -> Result<Value, Error> {
+        match Held::of(&text) {
+            Some(held) => {
+                self.count(VALUE_BYTES)?;
+                self.held.insert(held.address(), held);
+            }
+            None => self.work(VALUE_BYTES)?,
+        }
+        Ok(text)
     }
 
     /// Bytes of a value written out.
     ///
     /// # Errors
-    /// More than may still be made.
-    pub fn text_len(&self, value: &Value) -> Result<u64, Error> {
+    /// More than may be held, or more work than may be done.
+    pub fn text_len(&mut self, value: &Value) -> Result<u64, Error> {
         if let Some(text) = value.as_str() {
             return Ok(text.len() as u64);
         }
-        let mut counter = Counter { left: self.left, len: 0 };
-        match write!(counter, "{value}") {
+        let mut counter = Counter { left: self.limit.min(self.work_left / ITEM_WORK), len: 0 };
+        let written = write!(counter, "{value}");
+        self.work(counter.len.saturating_mul(ITEM_WORK))?;
+        match written {
             Ok(()) => Ok(counter.len),
             Err(_) => self.allow(u64::MAX).map(|()| 0),
+        }
+    }
+
+    /// Counts the work of looking at all of a value: at each part, and at each byte of its texts.
+    ///
+    /// # Errors
+    /// As [`Self::work`].
+    pub fn read(&mut self, value: &Value) -> Result<(), Error> {
+        if let Some(text) = value.as_str() {
+            return self.work(text.len() as u64);
+        }
+        let Some(object) = value.as_object() else { return Ok(()) };
+        self.work(PART_WORK)?;
+        match object.repr() {
+            ObjectRepr::Map => {
+                for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                    self.work(PART_WORK)?;
+                    self.read(&key)?;
+                    self.read(&value)?;
+                }
+            }
+            ObjectRepr::Seq | ObjectRepr::Iterable => {
+                for value in object.try_iter().into_iter().flatten() {
+                    self.work(PART_WORK)?;
+                    self.read(&value)?;
+                }
+            }
+            _ => {
+                self.text_len(value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the work of looking at each character of a text, or at each item of a list but not into it.
+    ///
+    /// # Errors
+    /// As [`Self::work`].
+    pub fn read_items(&mut self, value: &Value) -> Result<(), Error> {
+        match value.as_str() {
+            Some(text) => self.work(CHAR_WORK * text.len() as u64),
+            None => self.work(ITEM_WORK.saturating_mul(value.len().unwrap_or(0) as u64)),
+        }
+    }
+
+    /// Counts the work of comparing two values, which ends where the shorter does.
+    ///
+    /// # Errors
+    /// As [`Self::work`].
+    pub fn compare(&mut self, left: &Value, right: &Value) -> Result<(), Error> {
+        match (left.as_str(), right.as_str()) {
+            (Some(left), Some(right)) => self.work(left.len().min(right.len()) as u64),
+            _ if left.as_object().is_some() && right.as_object().is_some() => self.read(left),
+            _ => Ok(()),
         }
     }
 
@@ -137,7 +345,7 @@ impl Meter {
             sum += 1 + columns * depth;
             let item = if keys_hold { object.get_value(&item).unwrap_or_default() } else { item };
             sum += self.indented_len(&item, columns, depth + 1);
-            if sum > self.left {
+            if sum > self.limit {
                 break;
             }
         }
@@ -148,12 +356,15 @@ impl Meter {
     /// lists of lists of such could hide any length and depth.
     pub fn made(&mut self, value: Value) -> Result<Value, Error> {
         match value.kind() {
+            // It lies in the value itself.
+            ValueKind::String if is_short(&value) => self.work(VALUE_BYTES)?,
             ValueKind::String | ValueKind::Bytes => {
                 let bytes = value.as_str().map(str::len).or(value.as_bytes().map(<[u8]>::len));
-                self.count(VALUE_BYTES + bytes.unwrap_or(0) as u64)?;
+                self.count_held(&value, VALUE_BYTES + bytes.unwrap_or(0) as u64)?;
             }
             ValueKind::Seq => {
-                self.count(VALUE_BYTES + ITEM_BYTES * value.len().unwrap_or(1) as u64)?;
+                let bytes = VALUE_BYTES + ITEM_BYTES * value.len().unwrap_or(1) as u64;
+                self.count_held(&value, bytes)?;
             }
             ValueKind::Map => {
                 self.count(VALUE_BYTES + PAIR_BYTES * value.len().unwrap_or(1) as u64)?;
@@ -167,10 +378,9 @@ impl Meter {
 
     /// A list of what a value computes when asked. `are_new`: its items are made for it alone.
     fn collected(&mut self, value: &Value, are_new: bool) -> Result<Value, Error> {
-        self.count(VALUE_BYTES)?;
         let mut items = Vec::new();
         for item in value.try_iter()? {
-            self.count(ITEM_BYTES)?;
+            self.work(ITEM_WORK)?;
             if are_new {
                 self.new_item(&item)?;
             }
@@ -181,23 +391,22 @@ impl Meter {
             items.push(item);
         }
         items.shrink_to_fit();
-        Ok(Value::from(items))
+        self.made(Value::from(items))
     }
 
     /// Counts an item that was made with the list that it is in.
     fn new_item(&mut self, item: &Value) -> Result<(), Error> {
         let bytes = match item.kind() {
-            ValueKind::String => {
-                let len = item.as_str().map_or(0, str::len) as u64;
-                if len > SHORT_TEXT { VALUE_BYTES + len } else { 0 }
+            ValueKind::String if !is_short(item) => {
+                VALUE_BYTES + item.as_str().map_or(0, str::len) as u64
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 VALUE_BYTES + ITEM_BYTES * item.len().unwrap_or(1) as u64
             }
             ValueKind::Map => VALUE_BYTES + PAIR_BYTES * item.len().unwrap_or(1) as u64,
-            _ => 0,
+            _ => return self.work(ITEM_WORK),
         };
-        self.count(bytes)
+        self.count_held(item, bytes)
     }
 
     /// Counts a list whose items were made with it: texts, or lists of what was there.
@@ -212,12 +421,6 @@ impl Meter {
             }
             _ => Ok(value),
         }
-    }
-
-    /// Takes a text off the count again. It was made last, and only the caller holds it.
-    pub fn gone(&mut self, value: &Value) {
-        let bytes = value.as_str().map_or(0, |text| VALUE_BYTES + text.len() as u64);
-        self.left = (self.left + bytes).min(self.limit);
     }
 
     /// As [`Self::made`], for a value put together from others: it walks through the value.
@@ -248,12 +451,7 @@ impl Meter {
         depth: usize,
         list: Option<&Arc<List>>,
     ) -> Result<(), Error> {
-        let Some(left) = self.walks_left.checked_sub(1) else {
-            return Err(refuse(format!(
-                "the template's lists have more than {MAX_WALKED} parts in all, the limit"
-            )));
-        };
-        self.walks_left = left;
+        self.work(PART_WORK)?;
         let Some(object) = value.as_object() else { return Ok(()) };
         only_a_variable(value)?;
         if depth > MAX_TEMPLATE_DEPTH {
@@ -281,6 +479,8 @@ impl Meter {
         match object.repr() {
             ObjectRepr::Map => {
                 for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                    // The mapping finds a key by all of it.
+                    self.read(&key)?;
                     self.walk(&key, depth, list)?;
                     self.walk(&value, depth, list)?;
                 }
@@ -313,6 +513,11 @@ impl Meter {
         }
         Ok(value)
     }
+}
+
+/// Whether a text needs no memory besides its value.
+fn is_short(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.len() <= SHORT_TEXT) && !value.is_safe()
 }
 
 /// Refuses what may be in a variable only: put into a list or a namespace it could contain itself.

@@ -14,20 +14,36 @@ use minijinja::machinery::{
 use minijinja::value::{Value, ValueKind};
 use minijinja::{AutoEscape, Error, ErrorKind};
 
-use super::folding;
+use super::{folding, shape};
 
 /// Counts a value when it is made.
 pub const MADE: &str = "brigade/made";
 /// Counts a value put together from others and walks through it.
 pub const BUILT: &str = "brigade/built";
-/// Notes the right operand of an addition.
-pub const RIGHT: &str = "brigade/right";
+/// Looks at the operands of an addition.
+pub const ADD_LOOK: &str = "brigade/add-look";
 /// Counts what an addition made.
 pub const ADDED: &str = "brigade/added";
+/// Looks at the operands of a multiplication.
+pub const TIMES_LOOK: &str = "brigade/times-look";
+/// Looks at two values that are to be compared.
+pub const COMPARE_LOOK: &str = "brigade/compare-look";
+/// Looks at a value and at that in which it is looked for.
+pub const CONTAINS_LOOK: &str = "brigade/contains-look";
+/// Looks at a value and at the key of one of its items.
+pub const ITEM_LOOK: &str = "brigade/item-look";
+/// Looks at the first of some values whose characters or items are gone through.
+pub const VALUE_LOOK: &str = "brigade/value-look";
+/// Looks at values that are read with all their parts.
+pub const READ_LOOK: &str = "brigade/read-look";
+/// Counts the items of lists that are spread.
+pub const SPREAD_LOOK: &str = "brigade/spread-look";
+/// Counts a name that a macro keeps.
+pub const ENCLOSED: &str = "brigade/enclosed";
+/// Counts a text that was captured.
+pub const CAPTURED: &str = "brigade/captured";
 /// Puts two values together as text.
 pub const CONCAT: &str = "brigade/concat";
-/// As [`CONCAT`], where the left value is a text that the previous instruction has put together. That text is dropped.
-pub const CONCAT_ONTO: &str = "brigade/concat-onto";
 /// Computes `%` of two values, and counts the result.
 pub const REMAINDER: &str = "brigade/remainder";
 /// Refuses what a namespace may not keep.
@@ -35,6 +51,8 @@ pub const KEPT: &str = "brigade/kept";
 
 /// Most lists spread into one call or list by `*`.
 const MAX_SPREADS: usize = 8;
+/// Longest constant text that may be compared or added without a look.
+const SHORT_CONSTANT: usize = 64;
 /// The slot of a filter that the engine looks up each time.
 const NO_SLOT: u8 = !0;
 
@@ -47,11 +65,16 @@ pub fn compile<'s>(
     source: &'s str,
     config: &TemplateConfig,
 ) -> Result<CompiledTemplate<'s>, Error> {
+    shape::check(source, config.syntax_config.clone())?;
     let tree = parse(source, name, config.syntax_config.clone())?;
     folding::check(&tree)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
+    let mut names = BTreeSet::new();
+    for program in std::iter::once(&instructions).chain(blocks.values()) {
+        shape::count_names(program, &mut names)?;
+    }
     let blocks = blocks.into_iter().map(|(name, block)| Ok((name, metered(&block)?)));
     Ok(CompiledTemplate {
         instructions: metered(&instructions)?,
@@ -69,17 +92,18 @@ pub fn config(syntax: minijinja::syntax::SyntaxConfig) -> TemplateConfig {
 
 fn metered<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     let mut out = Instructions::new(plain.name(), plain.source());
-    let onto = chained(plain);
+    let jumped_to = jumped_to(plain);
     // Where each instruction has gone, with what stands before it.
     let mut places = Vec::new();
     let mut at = 0;
     while let Some(instruction) = plain.get(at) {
         let mut first = None;
-        let mut expanded = expand(instruction)?;
-        if matches!(instruction, Instruction::StringConcat) && onto.contains(&at) {
-            expanded = vec![call(CONCAT_ONTO, 2)];
-        }
-        for instruction in expanded {
+        let before = at.checked_sub(1).and_then(|before| plain.get(before));
+        let constant = match before {
+            Some(Instruction::LoadConst(value)) if !jumped_to.contains(&at) => Some(value),
+            _ => None,
+        };
+        for instruction in expand(instruction, constant)? {
             let place = match (plain.get_span(at), plain.get_line(at)) {
                 (Some(span), _) => out.add_with_span(instruction, span),
                 (None, Some(line)) => {
@@ -104,42 +128,10 @@ fn metered<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     Ok(out)
 }
 
-/// The concatenations whose left operand is what another has just made: `b ~ c` of `a ~ b ~ c`. Nothing between
-/// the two reaches that operand, and no jump comes in between.
-fn chained(plain: &Instructions<'_>) -> BTreeSet<u32> {
-    let mut jumped_to = BTreeSet::new();
-    let mut at = 0;
-    while let Some(instruction) = plain.get(at) {
-        jumped_to.extend(target(&mut instruction.clone()).map(|target| *target));
-        at += 1;
-    }
-    (0..at).filter_map(|at| next_concat(plain, at, &jumped_to)).collect()
-}
-
-/// The concatenation whose left operand is made at `at`.
-fn next_concat(plain: &Instructions<'_>, at: u32, jumped_to: &BTreeSet<u32>) -> Option<u32> {
-    plain.get(at).filter(|first| matches!(first, Instruction::StringConcat))?;
-    // Values above that operand.
-    let mut above = 0_usize;
-    for next in at + 1.. {
-        let (pops, pushes) = match plain.get(next)? {
-            _ if jumped_to.contains(&next) => return None,
-            Instruction::StringConcat if above == 1 => return Some(next),
-            Instruction::LoadConst(_) | Instruction::Lookup(_) => (0, 1),
-            Instruction::GetAttr(_) | Instruction::Not | Instruction::Neg => (1, 1),
-            Instruction::GetItem | Instruction::Add | Instruction::Sub | Instruction::Mul => (2, 1),
-            Instruction::StringConcat => (2, 1),
-            Instruction::Slice => (4, 1),
-            Instruction::ApplyFilter(_, Some(n), _)
-            | Instruction::CallFunction(_, Some(n))
-            | Instruction::CallMethod(_, Some(n)) => (usize::from(*n), 1),
-            Instruction::BuildKwargs(n) | Instruction::BuildMap(n) => (2 * n, 1),
-            Instruction::BuildList(Some(n)) => (*n, 1),
-            _ => return None,
-        };
-        above = above.checked_sub(pops)? + pushes;
-    }
-    None
+/// The places that jumps lead to.
+fn jumped_to(plain: &Instructions<'_>) -> BTreeSet<u32> {
+    let all = (0..).map_while(|at| plain.get(at));
+    all.filter_map(|instruction| target(&mut instruction.clone()).map(|target| *target)).collect()
 }
 
 /// Target of an instruction's jump, if it has one.
@@ -159,33 +151,91 @@ fn call(filter: &'static str, n: u16) -> Instruction<'static> {
     Instruction::ApplyFilter(filter, Some(n), NO_SLOT)
 }
 
-/// An instruction with what counts it.
-fn expand<'s>(plain: &Instruction<'s>) -> Result<Vec<Instruction<'s>>, Error> {
-    let then = |filter| Ok(vec![plain.clone(), call(filter, 1)]);
+/// What looks at the `n` values on top of the stack, or at as many as the top one says, and leaves them there.
+fn look<'s>(filter: &'static str, n: Option<usize>) -> Vec<Instruction<'s>> {
+    let mut all = vec![Instruction::BuildTuple(n), call(filter, 1), Instruction::UnpackLists(1)];
+    // Their number lies on top of them now.
+    all.extend(n.map(|_| Instruction::DiscardTop));
+    all
+}
+
+/// An instruction with what counts it. `constant` lies on top of the stack.
+fn expand<'s>(
+    plain: &Instruction<'s>,
+    constant: Option<&Value>,
+) -> Result<Vec<Instruction<'s>>, Error> {
+    use Instruction as I;
     match plain {
         // Through the formatter, which counts, as text that needs no escapes.
-        Instruction::EmitRaw(text) => {
+        I::EmitRaw(text) => {
             let text = Value::from_safe_string((*text).to_owned());
-            Ok(vec![Instruction::LoadConst(text), Instruction::Emit])
+            Ok(vec![I::LoadConst(text), I::Emit])
         }
-        Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => then(MADE),
-        Instruction::Add => Ok(vec![call(RIGHT, 1), plain.clone(), call(ADDED, 1)]),
-        Instruction::StringConcat => Ok(vec![call(CONCAT, 2)]),
+        I::StringConcat => Ok(vec![call(CONCAT, 2)]),
         // The engine's knows numbers only.
-        Instruction::Rem => Ok(vec![call(REMAINDER, 2)]),
-        // The value lies below the namespace.
-        Instruction::SetAttr(_) => {
-            Ok(vec![Instruction::Swap, call(KEPT, 1), Instruction::Swap, plain.clone()])
+        I::Rem => Ok(vec![call(REMAINDER, 2)]),
+        I::Enclose(_) => {
+            let nothing = I::LoadConst(Value::from(()));
+            Ok(vec![plain.clone(), nothing, call(ENCLOSED, 1), I::DiscardTop])
         }
-        Instruction::UnpackLists(n) if *n > MAX_SPREADS => {
+        // The value lies below the namespace.
+        I::SetAttr(_) => Ok(vec![I::Swap, call(KEPT, 1), I::Swap, plain.clone()]),
+        I::UnpackLists(n) if *n > MAX_SPREADS => {
             let what = format!("{n} lists are spread in one place, the limit is {MAX_SPREADS}");
             Err(Error::new(ErrorKind::InvalidOperation, what))
         }
-        _ => match effect(plain) {
-            Effect::Makes => then(MADE),
-            Effect::Builds => then(BUILT),
-            Effect::Nothing => Ok(vec![plain.clone()]),
-        },
+        _ => {
+            let mut all = looks(plain, constant);
+            all.push(plain.clone());
+            all.extend(count(plain).map(|filter| call(filter, 1)));
+            Ok(all)
+        }
+    }
+}
+
+/// What looks at the operands of an instruction before it.
+fn looks<'s>(plain: &Instruction<'s>, constant: Option<&Value>) -> Vec<Instruction<'s>> {
+    let is_short = |value: &Value| match value.as_str() {
+        Some(text) => text.len() <= SHORT_CONSTANT,
+        None => value.as_object().is_none(),
+    };
+    let is_after_short = constant.is_some_and(is_short);
+    use Instruction as I;
+    match plain {
+        I::Add | I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte if is_after_short => Vec::new(),
+        I::Add => look(ADD_LOOK, Some(2)),
+        I::Mul => look(TIMES_LOOK, Some(2)),
+        I::Slice => look(VALUE_LOOK, Some(4)),
+        I::Eq | I::Ne | I::Gt | I::Gte | I::Lt | I::Lte => look(COMPARE_LOOK, Some(2)),
+        I::In => look(CONTAINS_LOOK, Some(2)),
+        // It is one of these.
+        I::CompareAndPreserve(_) => {
+            [look(COMPARE_LOOK, Some(2)), look(CONTAINS_LOOK, Some(2))].concat()
+        }
+        // Names of attributes. A text counts to its end for a place from there.
+        I::GetItem if is_after_short && constant.is_some_and(|key| key.as_str().is_some()) => {
+            Vec::new()
+        }
+        I::GetItem => look(ITEM_LOOK, Some(2)),
+        I::PushLoop(_) | I::FastRecurse => look(VALUE_LOOK, Some(1)),
+        // It may be a loop that is entered again.
+        I::CallFunction(_, n @ (Some(1) | None)) => look(VALUE_LOOK, n.map(usize::from)),
+        // The only method of the engine's own objects that compares what it is given.
+        I::CallMethod("changed", n) => look(READ_LOOK, n.map(usize::from)),
+        I::MergeKwargs(n) | I::UnpackLists(n) => look(SPREAD_LOOK, Some(*n)),
+        _ => Vec::new(),
+    }
+}
+
+/// What counts the value that an instruction has left on the stack.
+fn count(plain: &Instruction<'_>) -> Option<&'static str> {
+    match (plain, effect(plain)) {
+        (Instruction::Add, _) => Some(ADDED),
+        (Instruction::EndCapture, _) => Some(CAPTURED),
+        (Instruction::LoadConst(value), _) if value.kind() == ValueKind::Iterable => Some(MADE),
+        (_, Effect::Makes) => Some(MADE),
+        (_, Effect::Builds) => Some(BUILT),
+        (_, Effect::Nothing) => None,
     }
 }
 
@@ -195,8 +245,7 @@ enum Effect {
     Makes,
     /// A value put together from others.
     Builds,
-    /// No new value: nothing, a number, or a value that was there. Captured text was counted as it was written, and
-    /// unpacked items with their list.
+    /// No new value: nothing, a number, or a value that was there. Unpacked items were counted with their list.
     Nothing,
 }
 

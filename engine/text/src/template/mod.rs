@@ -1,18 +1,20 @@
 //! Chat templates: the Jinja program that a model carries turns messages into one prompt text.
 //!
-//! Templates come from files that are not trusted. They run with a limit on their steps, and a limit on all
-//! the text and lists that they make. They have no access to anything but their input. The clock is an input
+//! Templates come from files that are not trusted. They run with a limit on their steps, one on the text and lists
+//! that they hold, and one on what they read and copy. They have no access to anything but their input. The clock is an input
 //! as well.
 
 mod folding;
 mod globals;
 mod guards;
 mod list;
+mod looks;
 mod meter;
 mod metered;
 mod python;
 #[cfg(test)]
 mod python_tests;
+mod shape;
 mod strings;
 #[cfg(test)]
 mod tests;
@@ -27,15 +29,17 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
 pub use folding::MAX_REPEATED_CONSTANTS;
-pub use guards::MAX_TEMPLATE_COUNT;
+pub use looks::MAX_TEMPLATE_COUNT;
 pub use meter::{
-    MAX_TEMPLATE_BYTES_MADE, MAX_TEMPLATE_DEPTH, TEMPLATE_BYTES, TEMPLATE_BYTES_PER_INPUT,
+    MAX_TEMPLATE_BYTES_HELD, MAX_TEMPLATE_DEPTH, MAX_TEMPLATE_WORK, TEMPLATE_BYTES,
+    TEMPLATE_BYTES_PER_INPUT, TEMPLATE_WORK, TEMPLATE_WORK_PER_INPUT,
 };
+pub use shape::{MAX_ELIFS, MAX_TAG_TOKENS, MAX_TEMPLATE_NAMES, MAX_TEMPLATE_TOKENS};
 
 use super::{MAX_TEXT_BYTES, TextError, Tokenizer};
 
 /// Instructions one rendering may take; a thousand messages need a few hundred thousand.
-pub const TEMPLATE_FUEL: u64 = 20_000_000;
+pub const TEMPLATE_FUEL: u64 = 10_000_000;
 /// Longest template source in bytes (published ones reach 30 kB).
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
@@ -172,8 +176,9 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template refuses the messages (its own words are in the error), calls something that does
-    /// not exist, or runs out of fuel. Or it makes more text and lists than it may ([`TEMPLATE_BYTES`],
-    /// [`TEMPLATE_BYTES_PER_INPUT`]).
+    /// not exist, or runs out of fuel. Or it holds more text and lists than it may ([`TEMPLATE_BYTES`],
+    /// [`TEMPLATE_BYTES_PER_INPUT`]), or works longer ([`TEMPLATE_WORK`],
+    /// [`TEMPLATE_WORK_PER_INPUT`]).
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TextError> {
         let (name, source) = match &self.tool_use {
             Some(Ok(source)) if !input.tools.is_empty() => (TOOL_USE, source),
@@ -226,7 +231,7 @@ impl ChatTemplate {
             time::strftime(now, format).map_err(|e| Error::new(ErrorKind::InvalidOperation, e))
         };
         put("strftime_now", Value::from_function(strftime));
-        put(meter::LIMIT, Value::from(meter::limit_for(bytes_of(input))));
+        put(meter::INPUT_BYTES, Value::from(bytes_of(input)));
         Ok(Value::from_pairs(all))
     }
 

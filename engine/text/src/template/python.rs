@@ -6,6 +6,7 @@ use std::io;
 use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 
+use super::list::List;
 use super::strings;
 use serde_json::ser::{Formatter, Serializer};
 
@@ -36,7 +37,8 @@ pub fn method(
 
 /// Whether Python could loop over a value: not over `None`, which the engine treats as empty.
 pub fn is_iterable(value: &Value) -> bool {
-    !value.is_none() && value.try_iter().is_ok()
+    // A list that grows is copied where it is looped over.
+    value.downcast_object_ref::<List>().is_some() || (!value.is_none() && value.try_iter().is_ok())
 }
 
 /// Replaces `{% generation %} .. {% endgeneration %}`, which mark text for training, by tags that do
@@ -79,14 +81,17 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some([item, key]) => (item.as_str(), key.as_str()),
         Some(_) => return Err(bad("separators must be two strings")),
     };
-    let mut json = serde_json::to_value(value).map_err(|e| bad(e.to_string()))?;
-    if sort.unwrap_or(false) {
-        json.sort_all_objects();
-    }
     let style = Dumps { item, key, indent, depth: 0, ascii: ascii.unwrap_or(false), empty: true };
     let mut out = Vec::new();
-    serde::Serialize::serialize(&json, &mut Serializer::with_formatter(&mut out, style))
-        .map_err(|e| bad(e.to_string()))?;
+    let mut to = Serializer::with_formatter(&mut out, style);
+    let written = if sort.unwrap_or(false) {
+        let mut json = serde_json::to_value(value).map_err(|e| bad(e.to_string()))?;
+        json.sort_all_objects();
+        serde::Serialize::serialize(&json, &mut to)
+    } else {
+        serde::Serialize::serialize(value, &mut to)
+    };
+    written.map_err(|e| bad(e.to_string()))?;
     String::from_utf8(out).map_err(|e| bad(e.to_string()))
 }
 

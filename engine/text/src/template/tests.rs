@@ -158,6 +158,40 @@ fn values_that_contain_themselves_or_nest_without_end_are_refused() {
     }
 }
 
+/// Reading these sources takes a level of the stack for each link of a chain, or hundreds of bytes for each byte.
+#[test]
+fn sources_that_are_deep_or_long_are_refused() {
+    let chains = [
+        ("{{ ", "a ~ ", "a }}"),
+        ("{{ ", "a ** ", "a }}"),
+        ("{{ ", "-", "1 }}"),
+        ("{{ ", "not ", "a }}"),
+        ("{{ ", "a or ", "a }}"),
+        ("{{ ", "a if b else ", "a }}"),
+        ("{{ a", "|upper", " }}"),
+        ("{{ a", ".b", " }}"),
+        ("{{ a", "[b]", " }}"),
+        ("{{ a", "()", " }}"),
+        ("{{ a", " is b", " }}"),
+        ("{{ ", "(", "a }}"),
+        ("{% if a %}", "{% elif a %}", "{% endif %}"),
+        ("", "{% if a %}", ""),
+        ("", "{{ 1 < a < b }}", ""),
+        ("", "{% set a = 1 %}", ""),
+    ];
+    for (before, link, behind) in chains {
+        let source = |n: usize| format!("{before}{}{behind}", link.repeat(n));
+        let why = ChatTemplate::from_source(&source(50_000), TemplateTokens::default());
+        let why = why.expect_err(link).to_string();
+        assert!(why.contains("limit"), "{link}: {why}");
+        // What templates have of these compiles.
+        if behind.is_empty() || link == "(" {
+            continue;
+        }
+        assert!(ChatTemplate::from_source(&source(100), TemplateTokens::default()).is_ok());
+    }
+}
+
 /// Lists that compute their items when asked nest without showing it.
 #[test]
 fn lazy_lists_do_not_nest() {
@@ -190,6 +224,22 @@ fn what_templates_do_in_earnest_is_let_be() {
         "{% for m in messages %}{{ '%s: %s'|format(m.role, m.content) }}{{ '-' * 40 }}{% endfor %}",
     ] {
         let prompt = render(source, &messages).unwrap_or_else(|e| panic!("{source}: {e}"));
+        assert!(!prompt.is_empty());
+    }
+    // Many short messages: their text is gathered with each.
+    let short = vec![json!({ "role": "user", "content": "yes" }); 4000];
+    for source in [
+        "{% set ns = namespace(out='') %}{% for m in messages %}\
+         {% set ns.out = ns.out + '<' + m.role + '>' %}{% set ns.out = ns.out ~ m.content|trim ~ '\n' %}{% endfor %}\
+         {{ ns.out|length }}",
+        "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out %}{{ ns.out }}{{ m.content }}{% endset %}\
+         {% endfor %}{{ ns.out|length }}",
+        "{% macro one(m) %}{{ m.role ~ ': ' ~ m.content }}{% endmacro %}\
+         {% for m in messages %}{% if m.role == messages[loop.index0 - 1].role and m.role in ['user', 'tool'] %}\
+         {{ one(m) }}{% endif %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}{{ ns.l|length }}",
+    ] {
+        let prompt = render(source, &short).unwrap_or_else(|e| panic!("{source}: {e}"));
         assert!(!prompt.is_empty());
     }
 }
@@ -231,6 +281,15 @@ fn results_are_those_of_the_engine_without_a_meter() {
         "{{ '{} {name}'.format(1, name='n') }}{{ 'abc'.replace('b', 'x') }}{{ ','.join(['a', 'b']) }}",
         "{{ [1, 2, 3]|batch(2, 0)|list }}{{ [1, 2, 3]|slice(2)|list }}{{ {'b': 1, 'a': 2}|dictsort }}",
         "  {% if true %}\n  x\n  {% endif %}\n{# c #}y {%- if true -%}  z  {%- endif -%}",
+        "{% set a, b = 1, messages[0].n %}{{ a < b }}{{ a < b <= 3 }}{{ a in [b, 1] }}{{ 'a' in messages[0].content }}",
+        "{{ 'role' in messages[0] }}{{ 9 not in messages[0].list }}{{ 1 < 2 < a }}{{ messages == messages }}{{ a != none }}",
+        "{% set k = 'role' %}{{ messages[0][k] }}{{ messages[0]['n'] }}{{ 'xyz'[-1] }}{{ messages[-1]['role' if k else 'n'] }}",
+        "{{ messages[0].content[1:] }}{{ messages[0].list[::-1] }}{{ (1, 2, 3)[1:] }}{{ 'ab'[:1] }}{{ (1,) * 3 }}{{ 3 * [0] }}",
+        "{% macro m(a, b, c=0) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*[1, 2]) }}{{ m(1, *(2,), **{'c': 3}) }}",
+        "{% for x in [1, 1, 2] %}{{ loop.changed(x) }}{{ loop.changed(x, 1) }}{{ loop.cycle('a', 'b') }}{% endfor %}",
+        "{{ 1 is eq 1 }}{{ [1, 2]|select('gt', 1)|list }}{{ 'a' is in 'abc' }}{{ 'A' is upper }}{{ [] is sameas [] }}",
+        "{{ ('x' ~ none)|length }}{{ ['b', 'a', 'B']|unique|list }}{{ [[2], [1]]|sort }}{{ [1, 3]|max }}{{ 'xax'|trim('x') }}",
+        "{% set x = 'a' + ('b' if messages else 'c') + messages[0].role %}{{ x }}{{ [x] + [x + x] }}{{ x * 2 == x + x }}",
     ] {
         let messages = Value::from(Serde(std::slice::from_ref(&message)));
         let want = plain.render_str(source, minijinja::context! { messages });

@@ -97,6 +97,29 @@ fn hostile_templates_end_with_an_error() {
     assert!(error.to_string().contains("chat template"), "{error}");
 }
 
+/// As many messages as a request may have, many short ones and some megabytes, in every style.
+fn long_conversations_stay_within_the_limits() {
+    for len in [30, 1000] {
+        let messages: Vec<Value> = (0..8192)
+            .map(|i| match i % 2 {
+                0 => json!({"role": "user", "content": format!("{i}{}", "x".repeat(len))}),
+                _ => json!({"role": "assistant", "content": format!("<think>a</think>{}", "z".repeat(len))}),
+            })
+            .collect();
+        let names = std::fs::read_dir(folder()).expect("the folder");
+        let names = names.map(|entry| entry.expect("an entry").path());
+        let names: Vec<_> =
+            names.filter(|path| path.extension().is_some_and(|e| e == "jinja")).collect();
+        assert!(names.len() >= 8);
+        for path in names {
+            let name = path.file_stem().and_then(|name| name.to_str()).expect("a name");
+            let input = TemplateInput { messages: &messages, ..TemplateInput::default() };
+            let prompt = compiled(name).render(&input).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(prompt.len() > 4096 * len, "{name}");
+        }
+    }
+}
+
 fn a_request_cannot_replace_what_the_server_sets() {
     let kwargs = json!({"messages": []});
     let input = TemplateInput { kwargs: kwargs.as_object(), ..TemplateInput::default() };
@@ -110,5 +133,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         what_the_tokenizer_adds_is_taken_off_once,
         chatml_is_there_for_those_who_ask,
         hostile_templates_end_with_an_error,
+        long_conversations_stay_within_the_limits,
         a_request_cannot_replace_what_the_server_sets;
 ];
