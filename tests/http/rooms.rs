@@ -2,8 +2,8 @@
 //! and a polite one is served beside it. A table of their shares is printed.
 //!
 //! Refusals are counted exactly. Where keys take turns, the greedy key's work is all there before the polite key
-//! comes, and more of it is left when that has its answer: in one queue, all would have been before it. Order in
-//! detail is for the unit tests of each room.
+//! comes. More of it is left when the polite key has its answer. In one queue, all of it would have been before that.
+//! Order in detail is for the unit tests of each room.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const MAX_SEQS: usize = 8;
 const MAX_QUEUE: usize = 32;
 
-/// Of one key, as docs/limits.md has them.
+/// Places of one key, as docs/limits.md has them.
 const PLACES_OF_A_KEY: usize = MAX_SEQS * 3 / 4;
 const STREAMS_OF_A_KEY: usize = 256;
 const CONNECTIONS_OF_A_KEY: usize = 192;
@@ -65,7 +65,7 @@ impl Rooms {
     }
 
     fn post(&self, secret: &str, path: &str, body: &Value) -> Told {
-        let reply = post_with(&self.server.url(path), &body.to_string(), ("api-key", secret));
+        let reply = post_with(&self.server.url(path), &body.to_string(), "api-key", secret);
         reply.map_or_else(|error| (0, error.to_string()), |reply| (reply.status, reply.body))
     }
 
@@ -453,7 +453,7 @@ fn a_key_pays_for_its_grammars() {
         let mut body = json!({ "prompt": "In the", "max_tokens": 1 });
         body.as_object_mut().unwrap().extend(grammar.as_object().unwrap().clone());
         let url = rooms.server.url("/v1/completions");
-        post_with(&url, &body.to_string(), ("api-key", secret)).unwrap()
+        post_with(&url, &body.to_string(), "api-key", secret).unwrap()
     };
     let metric = |name| rooms.server.metric(name);
     let plain = asked(&rooms.polite, json!({}));
@@ -477,8 +477,8 @@ fn a_key_pays_for_its_grammars() {
     assert!(next.body.contains("10 tokens per minute"), "{}", next.body);
 }
 
-/// Grammars are not compiled for clients that have hung up. Of many requests only those few were compiled that were
-/// in progress at that time.
+/// Grammars are not compiled for clients that have hung up. Only the few requests were compiled that were in progress
+/// at that time.
 fn nothing_is_compiled_for_clients_that_have_left() {
     const LEFT: usize = 24;
     let rooms = Rooms::open_with(&[]);

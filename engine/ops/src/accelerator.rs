@@ -79,8 +79,7 @@ pub trait Accelerator: Any + Send + Sync {
 
     /// Whether it works so far.
     ///
-    /// # Errors
-    /// What failed first: what was computed is lost.
+    /// # Errors The first failure. What was computed is lost.
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -27,7 +27,7 @@ pub enum ExpertWeights {
 /// Rule by which the experts of a row are chosen. `B` is a vector, wherever it lies.
 #[derive(Clone, Copy, Debug)]
 pub enum ChooseBy<'a, B> {
-    /// Experts with the highest scores, descending. Of equal scores the lower id comes first.
+    /// Experts with the highest scores, descending. If scores are equal, the lower id comes first.
     Score {
         /// Added to the router's values for the choice alone, `[n_expert]`.
         bias: Option<B>,
