@@ -59,7 +59,7 @@ use slow::Window;
 /// The supervisor's settings and channels.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
-    /// Its place at the pool that lends it workers, if there is one.
+    /// The line's place at the pool that lends it workers, if there is one.
     pub seat: Option<Arc<Seat>>,
     pub model: Arc<Model>,
     pub coordinator_id: String,

@@ -68,7 +68,7 @@ pub enum Endpoint {
 /// Reads a body as its endpoint does, and no more: for fuzzing.
 ///
 /// # Errors
-/// What the client would be told.
+/// The error that the client would get.
 pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
     match endpoint {
         Endpoint::Chat => chat::check(body, limits),

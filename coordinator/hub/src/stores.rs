@@ -28,7 +28,7 @@ pub struct Stored {
     pub store: &'static str,
     /// The name of its quantisation.
     pub quant: String,
-    /// Where its files are, the first one first.
+    /// Paths of the model's files, the first one first.
     pub paths: Vec<PathBuf>,
 }
 

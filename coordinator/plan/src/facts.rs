@@ -268,7 +268,7 @@ pub enum HostExperts {
     Auto,
     /// All layers.
     All,
-    /// This many first layers of the model.
+    /// Those of the first layers of the model, so many.
     Layers(u32),
 }
 

@@ -17,7 +17,7 @@ use super::{Capacity, MAX_WORKERS};
 /// Largest share that may be given: sums of so many stay exact enough.
 const MAX_SHARE: f64 = 1e9;
 
-/// Where layers are cut, as the operator says.
+/// The operator's cut of the layers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HandCut {
     /// One share a worker, in proportion to which it gets layers; 0 leaves it out, any other gets one layer at

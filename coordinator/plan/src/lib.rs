@@ -160,7 +160,7 @@ impl Capacity {
     }
 }
 
-/// Where everything goes, and why.
+/// A plan: where everything goes, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// Name of the model.

@@ -1,10 +1,10 @@
 //! Chooses the order of the workers, the size of the KV cache and the cuts together.
 //!
 //! Room for one sequence of full length comes first, even if a slow worker has to be used for it. A larger KV cache
-//! can force layers onto slower workers. So the planner takes the largest number of KV pages beyond that, up to the
-//! one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow as the smallest number
-//! would. The memory that is left then holds recurrent states of kept sequences. Where memory is short, fewer kept
-//! sequences is the first thing that gives way.
+//! can force layers onto slower workers. So the planner takes more KV pages than that, up to the number asked for. It
+//! stops where the slowest stage would be more than [`SPEED_FOR_CAPACITY`] times as slow as with the smallest number.
+//! The memory that is left then holds recurrent states of kept sequences. Where memory is short, fewer kept sequences
+//! is the first thing that gives way.
 
 use std::ops::Range;
 

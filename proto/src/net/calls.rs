@@ -236,7 +236,7 @@ impl HttpBody for Checked {
     }
 }
 
-/// What the transport reads a failure's details with.
+/// The encoding in which the transport reads a failure's details.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

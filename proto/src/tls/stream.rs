@@ -158,7 +158,7 @@ impl Offer {
     /// Finds out what a connection that came in speaks, and who is at its other end.
     ///
     /// # Errors
-    /// It does not speak what is offered, or is not believed.
+    /// The peer does not speak what is offered, or is not believed.
     pub(crate) async fn accept(&self, mut socket: Socket, cut: Arc<Cut>) -> io::Result<Transport> {
         let Some((config, revoked)) = &self.tls else { return Ok(Transport::plain(socket, cut)) };
         if self.plain && !socket.begins_tls().await? {

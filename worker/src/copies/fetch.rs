@@ -31,7 +31,7 @@ use super::store::{BlockPieces, Item, Pieces, What};
 pub struct Keeper {
     /// The address at which it is dialled.
     pub address: Address,
-    /// Its key, where it speaks TLS.
+    /// The keeper's key, where it speaks TLS.
     pub key: Option<KeyId>,
 }
 
@@ -103,7 +103,7 @@ impl Gathered {
     /// Fetches the copies of `layers` from another worker; `limit` bytes at most.
     ///
     /// # Errors
-    /// It cannot be reached, has them no more, or sends something else.
+    /// The other worker cannot be reached, has the copies no more, or sends something else.
     pub async fn fetch(
         &mut self,
         Keeper { address, key }: &Keeper,

@@ -15,7 +15,7 @@ use brigade_line::model::Model;
 /// Answers remembered; more are forgotten all at once.
 const MAX_ANSWERS: usize = 64;
 
-/// What is asked: whether a line over these members fits.
+/// A question: whether a line over these members fits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Question {
     least_ctx: Option<u32>,

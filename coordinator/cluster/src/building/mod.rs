@@ -1,4 +1,4 @@
-//! From connected workers to a line that computes: stages are placed, loaded and joined.
+//! Builds a line that computes from connected workers: stages are placed, loaded and joined.
 
 pub(crate) mod ahead;
 pub(crate) mod build;

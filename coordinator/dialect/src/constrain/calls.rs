@@ -52,7 +52,7 @@ impl CallGrammars<'_> {
         Ok(body.map(|body| parts.into_grammar(format!("start: {body}"))))
     }
 
-    /// Where the model writes its calls as a list: what ends a call in it, further calls, and the list's end.
+    /// The end of a call in a list of calls: what ends the call, further calls, and the list's end.
     fn rest_of_list(&self, parts: &mut Parts) -> Result<String, Refused> {
         let Some((first, close)) = self.list() else { return Ok(String::new()) };
         if self.single {
@@ -65,7 +65,7 @@ impl CallGrammars<'_> {
         Ok(format!("{close} {next}* {END_OF_LIST}"))
     }
 
-    /// Where the model writes its calls as a list: what stands before the first one, and what ends each.
+    /// The ends of a list of calls: what stands before the first call, and what ends each.
     fn list(&self) -> Option<(String, &'static str)> {
         let (opens, close) = match &self.dialect.calls.as_ref()?.shape {
             Shape::Json(_) => ('{', END_OF_OBJECT),

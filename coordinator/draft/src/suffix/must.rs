@@ -14,12 +14,12 @@ const LIKELY: f32 = 0.8;
 pub struct Must {
     tokens: [u32; MAX],
     n: usize,
-    /// Of those that were told with it, how many came already.
+    /// How many of the tokens that were told came already.
     n_came: usize,
 }
 
 impl Must {
-    /// These, and no others.
+    /// Notes that exactly these tokens must come next.
     pub fn tell(&mut self, tokens: &[u32]) {
         *self = Self::default();
         for (to, token) in self.tokens.iter_mut().zip(tokens) {

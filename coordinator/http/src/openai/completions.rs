@@ -65,7 +65,7 @@ struct CompletionRequest {
 struct Prompts {
     tokens: Vec<Vec<u32>>,
     echoed: Vec<String>,
-    /// Their tokens' log-probabilities, where the answer repeats those too.
+    /// The log-probabilities of the prompts' tokens, where the answer repeats prompts too.
     pieces: Vec<Vec<TokenPiece>>,
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 /// Goes on with a stream of the coordinator before this one, to its end.
 ///
 /// # Errors
-/// It cannot run here.
+/// The request cannot run here.
 pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
     let Handover { app, name, stamp, opened, resumable } = handover;
     let limits = app.limits.now();

@@ -96,7 +96,8 @@ enum Norm {
     Off,
     /// 0: its largest value becomes 32760, as for whole numbers of 16 bits.
     Largest,
-    /// From 1 on: the sum of its values' absolutes to this power, of which the root is taken. 2 is the usual length.
+    /// A power from 1 on: a vector's length is this root of the sum of its values' absolutes to this power. 2 is the
+    /// usual length.
     Power(u32),
 }
 

@@ -56,7 +56,7 @@ impl ChatRequest {
     /// Reads a request and its prompt. Its fields may have been made of another API's.
     ///
     /// # Errors
-    /// It cannot run, by the names that its fields had there.
+    /// The request cannot run. The error has the names that the fields had in the other API.
     pub fn translated(
         fields: Result<Fields<'_>, ApiError>,
         names: Names,

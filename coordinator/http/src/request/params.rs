@@ -68,7 +68,7 @@ pub struct Common {
     pub drafts: Option<Arc<[u32]>>,
     /// Positions at which other prompts are likely to go on otherwise: known when the endpoint has its prompt.
     pub borders: Arc<[u32]>,
-    /// Only prompts with the same one, of the same key, may begin with each other.
+    /// A salt: only prompts with the same one, of the same key, may begin with each other.
     pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,

@@ -27,7 +27,7 @@ const KEYS: [HeaderName; 3] = [
 /// Longest part of an origin that is told back.
 const MAX_TOLD_CHARS: usize = 100;
 
-/// For how long a browser need not ask again.
+/// Time for which a browser need not ask again.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Origins of pages that may read answers.
