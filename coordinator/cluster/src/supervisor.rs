@@ -6,10 +6,10 @@
 
 mod borrow;
 mod change;
-mod coming;
 mod layers;
 mod line;
 mod members;
+mod next_line;
 mod slow;
 mod status;
 
@@ -28,13 +28,13 @@ use tokio_util::sync::CancellationToken;
 use super::watch;
 use crate::building::ahead::{Ahead, Ordered};
 use crate::building::build::{BuildError, Built};
-use crate::building::enough::Enough;
+use crate::building::fits::Enough;
 use crate::building::place;
 use crate::config::{ClusterConfig, Patience};
 use crate::members::conn::WorkerError;
 use crate::members::departed::Departed;
 use crate::members::dial::Connected;
-use crate::members::hearts::Hearts;
+use crate::members::heartbeats::Hearts;
 use crate::members::member::{Member, Origin};
 use crate::members::own_name::OwnName;
 use crate::members::placed_stage::Pace;
@@ -53,7 +53,7 @@ use brigade_proto::task::joined;
 
 use borrow::Leaver;
 use change::{Change, Rebalancing};
-use coming::Coming;
+use next_line::Coming;
 use slow::Window;
 
 /// The supervisor's settings and channels.

@@ -12,14 +12,14 @@
 //! - [`WithModel`] adds the drafts of the model's own drafting block.
 //! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benchmarks.
 
-mod forced;
 mod model;
+mod recorded;
 mod suffix;
 
 use std::fmt::Debug;
 
-pub use forced::Forced;
 pub use model::WithModel;
+pub use recorded::Forced;
 pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 
 /// The request that tokens are drafted for.

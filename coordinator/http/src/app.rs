@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::access::Access;
 use crate::clients::audit::Audit;
+use crate::clients::concurrency::UnderWay;
 use crate::clients::name::Name;
-use crate::clients::under_way::UnderWay;
 use crate::error::ApiError;
 use crate::events::resumable::{Resumable, Streams};
 use crate::request::bodies::Bodies;

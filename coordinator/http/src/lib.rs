@@ -42,7 +42,7 @@ use crate::openai::{chat, completions};
 pub use app::{App, Door};
 pub use clients::access::Access;
 pub use clients::audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
-pub use clients::under_way::UnderWay;
+pub use clients::concurrency::UnderWay;
 pub use error::ApiError;
 pub use events::resumable::Streams;
 pub use fleet::{Coming, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source, Wish};

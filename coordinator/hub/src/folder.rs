@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::choice::{is_model, label, split_of};
 use super::error::HubError;
 use super::lock::mtime_ns;
-use super::own::FOLDERS;
+use super::own_folder::FOLDERS;
 
 /// Folders below it, at most.
 const MAX_DEPTH: usize = 6;

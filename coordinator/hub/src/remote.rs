@@ -10,7 +10,7 @@ use super::heads;
 use super::huggingface::{Resolved, refuse};
 use super::lock::{Hashes, Lock, LockedFile, Place};
 use super::name::{ModelName, without_query};
-use super::own::Own;
+use super::own_folder::Own;
 use super::part::free_in;
 use super::ranges::FileAt;
 use super::resolver::{

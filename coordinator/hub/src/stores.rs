@@ -9,7 +9,7 @@ use super::error::HubError;
 use super::hash::is_sha256;
 use super::huggingface::Resolved;
 use super::name::{HubName, ModelName, OllamaName};
-use super::own::is_plain;
+use super::own_folder::is_plain;
 use super::registry;
 use super::settings::Settings;
 

@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::transport::Channel;
 use tower::{Layer, Service};
 
-use super::door::{Caller, OpenCall};
+use super::admission::{Caller, OpenCall};
 use super::intake::{Gated, Intake};
 use crate::failure::{Failure, FailureKind};
 use crate::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES, MAX_SMALL_BYTES};

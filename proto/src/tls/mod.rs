@@ -7,7 +7,7 @@
 //! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
 //! [`token`] (for new machines), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
 //! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), [`stream`] (the
-//! connection itself), [`words`] (error messages).
+//! connection itself), [`error_text`] (error messages).
 //!
 //! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
 
@@ -15,6 +15,7 @@ pub mod authority;
 pub mod bundle;
 pub mod credentials;
 mod cut;
+pub mod error_text;
 pub mod external;
 pub mod files;
 pub mod identity;
@@ -25,7 +26,6 @@ pub mod revoked;
 pub mod stream;
 pub mod token;
 pub mod verify;
-pub mod words;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod build;
-pub(crate) mod enough;
+pub(crate) mod fits;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod place;

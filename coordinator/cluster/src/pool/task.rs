@@ -15,7 +15,7 @@ use super::locked;
 use super::state::State;
 use crate::members::conn::WorkerError;
 use crate::members::dial::{self, Connected, Dial};
-use crate::members::hearts::Hearts;
+use crate::members::heartbeats::Hearts;
 use crate::members::member::Origin;
 
 /// How often it looks at what only time changes.

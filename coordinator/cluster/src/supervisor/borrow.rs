@@ -6,7 +6,7 @@ use std::time::Instant;
 use brigade_line::admin::{Asked, Refused};
 use brigade_proto::address::Address;
 
-use super::coming::LEAVER_WAITS;
+use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::members::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::coming::LEAVER_WAITS;
+use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::building::place::{self, Placement};
 use crate::members::conn::{Conn, WorkerError};

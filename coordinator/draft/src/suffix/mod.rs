@@ -3,7 +3,7 @@
 //! The longest end of a stream that stands in a text is looked up ([`index`]: chains of places by hashes of their
 //! last tokens). The token that followed there most often is drafted, and so on; places that differ are left
 //! ([`cursor`]). As long as drafts are right the same places are followed, and nothing is looked up. Tokens that a
-//! grammar forces come before that ([`must`]). The texts are the stream's own ([`stream`]), recent answers to its
+//! grammar forces come before that ([`forced_tokens`]). The texts are the stream's own ([`stream`]), recent answers to its
 //! owner ([`owner`]), and its client's prediction ([`expected`]). How often drafts were right is kept by text and
 //! length of match ([`calibration`]).
 //!
@@ -15,8 +15,8 @@ mod calibration;
 mod cursor;
 mod expected;
 mod filter;
+mod forced_tokens;
 mod index;
-mod must;
 mod owner;
 mod path;
 mod record;

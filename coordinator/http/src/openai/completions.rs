@@ -31,8 +31,8 @@ use crate::fleet::Meant;
 use crate::openai::reconnect::{self, Posted};
 use crate::request::bodies::{Taken, text_error};
 use crate::request::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, list, read};
+use crate::request::ignored_fields;
 use crate::request::params::{Common, MAX_CHOICES};
-use crate::request::unread;
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -182,7 +182,10 @@ impl CompletionRequest {
         let mut left = MAX_TEMPLATE_VALUES;
         let mut common =
             Common::read(&mut fields, limits, text, Some(DEFAULT_COMPLETION_TOKENS), &mut left)?;
-        fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
+        fields.end(
+            PATH,
+            &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::COMPLETION],
+        );
         if echo && top_logprobs.is_some() {
             common.companion.check_drawn()?;
         }

@@ -19,9 +19,9 @@ use crate::error::ApiError;
 use crate::fleet::Meant;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, Given, Kind, list, read};
+use crate::request::ignored_fields;
 use crate::request::model_name;
 use crate::request::params;
-use crate::request::unread;
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -201,7 +201,7 @@ impl Wanted {
         for (name, why) in REFUSED {
             fields.refuse(name, why)?;
         }
-        fields.end("/v1/embeddings", &[unread::COMMON, unread::EMBEDDING]);
+        fields.end("/v1/embeddings", &[ignored_fields::COMMON, ignored_fields::EMBEDDING]);
         Ok(Self { inputs, pooling, dimensions, norm, as_base64, lora })
     }
 

@@ -182,7 +182,10 @@ fn every_length_shape_and_type_has_the_bits_of_the_cpu() {
     for (i, (((n_head, n_kv_head), dim), ty)) in in_turn(&shapes).chain(more).enumerate() {
         for parts in shapes_in_turn(&gpu, i, &parts) {
             let case = Case { ty, ..Case::new(n_head, n_kv_head, dim, parts) };
-            case.check(&gpu, &format!("{ty:?}, {n_head} heads over {n_kv_head} of {dim}, {parts:?}"));
+            case.check(
+                &gpu,
+                &format!("{ty:?}, {n_head} heads over {n_kv_head} of {dim}, {parts:?}"),
+            );
         }
     }
     Case::new(4, 1, 64, &[(5000, 2), (1023, 2)]).check(&gpu, "several spans");

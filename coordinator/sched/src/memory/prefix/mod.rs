@@ -17,18 +17,18 @@
 
 mod begin;
 mod beginning;
+mod evict;
+mod eviction_order;
 mod hold;
 mod kept;
 mod marks;
 mod place;
 mod reuse;
-mod room;
 mod seen;
 mod shared;
 mod spoilt;
 mod tiers;
 mod tree;
-mod value;
 
 pub(crate) use beginning::Beginning;
 pub(crate) use hold::Hold;

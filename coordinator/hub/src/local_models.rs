@@ -8,7 +8,7 @@ use super::error::HubError;
 use super::folder::{self, Filed};
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
-use super::own::{FOLDERS, Own};
+use super::own_folder::{FOLDERS, Own};
 use super::remote::RELAY;
 use super::resolver::HEADS;
 use super::settings::Settings;

@@ -21,8 +21,8 @@ use crate::limits::{
     FIRST_CALL_MS, HANDSHAKE_BYTES, IDLE_MS, MAX_CONNECTIONS, MAX_PEER_BYTES, MAX_PEER_CONNECTIONS,
     MAX_STRANGER_BYTES, PREPARES_AT_ONCE,
 };
+use crate::tls::error_text::trouble;
 use crate::tls::stream::{Offer, Socket, Transport};
-use crate::tls::words::trouble;
 use crate::tls::{Cut, Who};
 
 /// The time between two looks for idle connections, and the pause after the system refuses a connection.
