@@ -11,7 +11,7 @@
 //! - `clients`: the client behind a request. `access` checks keys, `usage` counts tokens, `audit` logs requests, and
 //!   `shares` divides common resources between keys.
 //! - `request`: parsing. `bodies` receives a body, `fields` and `value` read its JSON. `params` and its neighbours
-//!   read fields that several addresses share, `chat_request` reads a chat. `unread` lists the fields that are
+//!   read fields that several addresses share, `chat_request` reads a chat. `ignored_fields` lists the fields that are
 //!   ignored.
 //! - `events`: server-sent events (`sse`, `writer`), and streams that outlive their readers (`resumable`).
 //! - `answer`: `choices` runs sequences, `chat_answer` and `blocks` parse their text, `pooled` makes vectors.

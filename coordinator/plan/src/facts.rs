@@ -268,7 +268,7 @@ pub enum HostExperts {
     Auto,
     /// All layers.
     All,
-    /// Those of the first layers of the model, so many.
+    /// So many first layers of the model.
     Layers(u32),
 }
 

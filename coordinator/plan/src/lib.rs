@@ -11,8 +11,8 @@
 //!
 //! - `facts` is the planner's input; `from_gguf` and `cluster_file` read it. `cost` computes time and memory of
 //!   layers.
-//! - `cuts` finds the best cuts, `hand` takes the operator's, `held` leaves weights where they are.
-//! - `room` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
+//! - `cuts` finds the best cuts, `manual_cuts` takes the operator's, `kept_weights` leaves weights where they are.
+//! - `capacity` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
 
 mod advice;

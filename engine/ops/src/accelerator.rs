@@ -156,7 +156,7 @@ pub struct AcceleratorFacts {
 pub struct AcceleratorState {
     /// All that it was told was waited for, so that the host reads and writes at once.
     pub is_idle: bool,
-    /// This thread's ops are noted only: [`Accelerator::rehearse`].
+    /// Whether this thread's ops are noted only: [`Accelerator::rehearse`]. [`Accelerator::rehearse`].
     pub is_rehearsing: bool,
 }
 

@@ -16,7 +16,7 @@ pub struct ExpertGroups {
 /// Computation of the chosen experts' weights from the router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
-    /// Their scores times this factor.
+    /// The experts' scores times this factor.
     Scaled(f32),
     /// Divided by their sum, which counts as [`LEAST_WEIGHT_SUM`] at least, and times this.
     Normed(f32),
@@ -37,7 +37,7 @@ pub enum ChooseBy<'a, B> {
     /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it has
     /// one of them. A group weighs what the router gives the expert of its number.
     GroupsOfBest(usize),
-    /// These ids, `[n_rows, n_used]`.
+    /// The experts are known: their ids, `[n_rows, n_used]`.
     Known(&'a [u32]),
 }
 

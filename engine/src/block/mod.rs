@@ -125,7 +125,7 @@ pub struct BlockCx<'a> {
     pub sequences: &'a Sequences,
     /// Sines and cosines of the ubatch's positions.
     pub ropes: Ropes<'a>,
-    /// What belongs to each row besides the values that the block reads.
+    /// Facts of each row besides the values that the block reads.
     pub rows: RowInputs<'a>,
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
     pub beside: &'a mut Vec<Rows>,
@@ -134,13 +134,13 @@ pub struct BlockCx<'a> {
 /// Sines and cosines of a ubatch's positions, where the model rotates.
 #[derive(Clone, Copy, Default)]
 pub struct Ropes<'a> {
-    /// Those of [`Rotation::Model`](crate::spec::Rotation::Model) blocks.
+    /// Angles of [`Rotation::Model`](crate::spec::Rotation::Model) blocks.
     pub model: Option<&'a RopeTable>,
-    /// Those of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
+    /// Angles of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
     pub local: Option<&'a RopeTable>,
 }
 
-/// What belongs to each row of a ubatch besides the values that a block reads.
+/// Facts of each row of a ubatch besides the values that a block reads.
 #[derive(Clone, Copy)]
 pub struct RowInputs<'a> {
     /// The token of each row.

@@ -156,7 +156,7 @@ pub struct Listed {
     pub kind: &'static DeviceKind,
     /// The device's index among those of its kind.
     pub index: usize,
-    /// What the device says of itself.
+    /// The device's facts.
     pub facts: DeviceFacts,
 }
 

@@ -33,7 +33,7 @@ mod tests;
 pub use authority::Authority;
 pub use bundle::Bundle;
 pub use credentials::Credentials;
-pub(crate) use cut::Cut;
+pub(crate) use cut::Hangup;
 pub use external::External;
 pub use identity::Identity;
 pub use key::{KeyId, NodeKey, PublicKey};

@@ -93,7 +93,7 @@ pub(super) fn not_yet_words(now: u64, not_before: u64) -> String {
 }
 
 impl Refused {
-    /// The error in TLS's form: the alert that tells the peer most, and the details for `words`.
+    /// The error in TLS's form: the alert that tells the peer most, and the details for [`error_text`](super::error_text).
     fn into_rustls(self) -> Error {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         Error::InvalidCertificate(match self {

@@ -25,7 +25,7 @@ struct Question {
 
 /// A cache of the planner's answers.
 #[derive(Debug)]
-pub struct Enough {
+pub struct Fits {
     model: Arc<Model>,
     options: StageOptions,
     answers: HashMap<Question, Result<(), String>>,
@@ -33,7 +33,7 @@ pub struct Enough {
     facts: Option<ModelFacts>,
 }
 
-impl Enough {
+impl Fits {
     /// A cache for lines of `model`.
     pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
         let facts = model.facts(place::engine_kv(options.kv_type)).ok();
@@ -58,10 +58,10 @@ impl Enough {
         self.ask_for(members, ids, None)
     }
 
-    /// The same as [`Enough::ask`], for a line with a context of `least_ctx` positions at least.
+    /// The same as [`Fits::ask`], for a line with a context of `least_ctx` positions at least.
     ///
     /// # Errors
-    /// As [`Enough::ask`].
+    /// As [`Fits::ask`].
     pub fn ask_for(
         &mut self,
         members: &BTreeMap<MemberId, Member>,

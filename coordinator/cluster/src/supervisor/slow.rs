@@ -39,7 +39,7 @@ impl Supervisor {
             return false;
         };
         let busy = |(stage, id): (usize, &MemberId)| {
-            Some(self.hearts.busy_us(*id, self.epoch)?.saturating_sub(stale.of(stage)))
+            Some(self.heartbeats.busy_us(*id, self.epoch)?.saturating_sub(stale.of(stage)))
         };
         let Some(busy_us) = stages.iter().enumerate().map(busy).collect::<Option<Vec<u64>>>()
         else {

@@ -216,7 +216,7 @@ impl Drafter for Suffix {
 
     fn must_follow(&mut self, id: StreamId, tokens: &[u32]) {
         if let Some((stream, _)) = self.get(id) {
-            stream.must.tell(tokens);
+            stream.forced_tokens.tell(tokens);
         }
     }
 

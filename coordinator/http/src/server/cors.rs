@@ -103,7 +103,7 @@ fn for_pages() -> CorsLayer {
 }
 
 /// Lets pages of `origins` read answers, and refuses what browsers send for others. All else passes as if it had no origin: an
-/// `OPTIONS` of a stranger is not answered here, but held to the server's names as every request is.
+/// `OPTIONS` of another page is not answered here, but held to the server's names as every request is.
 pub(crate) async fn layer(
     State(origins): State<Origins>,
     request: Request,

@@ -26,7 +26,7 @@ const LINE: usize = 64;
 enum Entries<'a> {
     /// The first so many of its sequence.
     First(usize),
-    /// These entries, ascending.
+    /// The chosen entries, ascending.
     Chosen(&'a [u32]),
 }
 

@@ -95,7 +95,7 @@ impl Case {
             assert!(of_head.iter().all(|b| *b == 0.0), "row {i} chose though it sees all");
             return;
         }
-        let behind = if (i + 1) % positions == 0 { NO_BLOCK } else { n_whole as u32 };
+        let behind = if (i + 1).is_multiple_of(positions) { NO_BLOCK } else { n_whole as u32 };
         assert_eq!(of_head[whole], behind as f32, "row {i}");
         let key = |pos: usize| kept(self.layout.ty, &self.keys[(first + pos) * DIM..][..DIM]);
         let q = &self.q[(first + i) * HEADS * DIM..][..HEADS * DIM];
