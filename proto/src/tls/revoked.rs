@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use super::cut::Hangup;
+use super::hangup::Hangup;
 use super::key::{KEY_ID_BYTES, KeyId};
 
 /// Keys a process remembers as revoked. A cluster forgets those whose certificates have ended.

@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::credentials::Credentials;
-use super::cut::Hangup;
+use super::hangup::Hangup;
 use super::party::Who;
 use super::verify::{Expected, who_of};
 use super::{Revoked, TlsError};
