@@ -86,9 +86,9 @@ pub enum SeqOp {
         /// Id of the request, as in [`SeqOp::Open`].
         request: Arc<str>,
     },
-    /// Forgets positions `len..`. In a model where only the whole of a sequence has a state ([`Prefixes::Whole`]), it
-    /// is refused with two exceptions: nothing is forgotten, or a plane has the state of so many positions and `len` is
-    /// no less than what is sure.
+    /// Forgets positions `len..`. A model where only the whole of a sequence has a state ([`Prefixes::Whole`])
+    /// refuses it, with two exceptions. Either nothing is forgotten, or a plane has the state of so many positions
+    /// and `len` is no less than what is sure.
     ///
     /// [`Prefixes::Whole`]: crate::spec::Prefixes::Whole
     Truncate {
@@ -359,9 +359,9 @@ pub enum RowValue {
     Hidden(Vec<f32>),
     /// Reason why no token can be drawn, such as logits that are not numbers. It ends this sequence, and no other.
     Failed(String),
-    /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so. Of a
-    /// [`Want::Verify`] part it keeps only one that is the part's first to be drawn from and its last. Rows behind the
-    /// part are [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
+    /// The mask of the draw is still being made. The stage keeps the row, and draws when [`SeqOp::Draw`] says so. In
+    /// a [`Want::Verify`] part it keeps only a row that is the first to be drawn from and the part's last. Rows
+    /// behind the part are [`RowValue::Refuted`] up to the sequence's next [`SeqOp::Truncate`].
     NotYet,
     /// A part's first row: what was drafted for it is wrong, and nothing was drawn from the part.
     Refuted,

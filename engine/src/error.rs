@@ -1,4 +1,4 @@
-//! Errors of running layers, sorted by what the caller can do. That of loading them is
+//! Errors of running layers, sorted by what the caller can do. The error of loading them is
 //! [`ModelError`](crate::spec::ModelError).
 
 use crate::batch::SlotId;

@@ -23,7 +23,7 @@ pub trait TensorSource: Send + Sync {
     /// The tensor's data as the file holds it, `tensor.nbytes` bytes.
     ///
     /// # Errors
-    /// This source does not have it.
+    /// The source does not have the tensor.
     fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError>;
 
     /// A part of the tensor's data, for one who does not need all of it at a time.
@@ -189,7 +189,7 @@ impl<'a> WeightLoader<'a> {
     /// The source, for who keeps it.
     ///
     /// # Errors
-    /// It is not shared.
+    /// The source is not shared.
     pub fn shared(&self) -> Result<Arc<dyn TensorSource>, ModelError> {
         let missing = || ModelError::Bad("rows cannot be read from this source later".to_owned());
         self.shared.clone().ok_or_else(missing)

@@ -112,7 +112,7 @@ pub struct EnrolRequest {
     pub wire_version: u32,
     #[prost(string, tag = "2")]
     pub software: ::prost::alloc::string::String,
-    /// Of the token; both empty: by the key alone.
+    /// The token's id and secret; both empty: the peer asks by its key alone.
     #[prost(string, tag = "3")]
     pub token_id: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "4")]
@@ -167,7 +167,7 @@ pub struct HelloReply {
     #[prost(uint32, tag = "5")]
     pub newest_wire_version: u32,
 }
-/// Which layers, with which limits. Stage 0 embeds; the last stage has norm, head and sampler.
+/// The layers of a stage, and its limits. Stage 0 embeds; the last stage has norm, head and sampler.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StageSpec {
     #[prost(uint32, tag = "1")]
@@ -218,7 +218,7 @@ pub struct StageSpec {
     /// fetch copies that are here.
     #[prost(bytes = "bytes", tag = "18")]
     pub line_keys: ::prost::bytes::Bytes,
-    /// What is added to the residual stream behind the stage's layers: f32, little-endian, \[layers, n_embd\]; empty: nothing.
+    /// Vectors that are added to the residual stream behind the stage's layers: f32, little-endian, \[layers, n_embd\]; empty: nothing.
     /// FEATURE_CONTROL_VECTORS.
     #[prost(bytes = "bytes", tag = "20")]
     pub control_vectors: ::prost::bytes::Bytes,
@@ -368,7 +368,7 @@ pub struct FetchRequest {
     pub epoch: u64,
     #[prost(string, tag = "2")]
     pub coordinator_id: ::prost::alloc::string::String,
-    /// It may be signed: it stands in no log and no error.
+    /// The address may be signed: it stands in no log and no error.
     #[prost(string, tag = "3")]
     pub address: ::prost::alloc::string::String,
     /// Bytes of the whole file, which every answer must name.
@@ -426,7 +426,7 @@ pub struct FetchEvent {
 pub mod fetch_event {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Event {
-        /// Of the spans or blobs of this call.
+        /// Progress of the spans or blobs of this call.
         #[prost(message, tag = "1")]
         Progress(super::LoadProgress),
         #[prost(message, tag = "2")]
@@ -436,7 +436,7 @@ pub mod fetch_event {
 /// A span or blob is in the cache, under its hash.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FetchedSpan {
-    /// Its number in the request.
+    /// The span's number in the request.
     #[prost(uint32, tag = "1")]
     pub span: u32,
     #[prost(bytes = "bytes", tag = "2")]
@@ -497,7 +497,7 @@ pub struct LoadedFacts {
     /// Bytes of tensors that were read for it: weights that were in memory already are not read again.
     #[prost(uint64, tag = "10")]
     pub read_bytes: u64,
-    /// Its layers that were in memory already.
+    /// Layers of the stage that were in memory already.
     #[prost(uint32, tag = "11")]
     pub kept_layers: u32,
 }
@@ -523,7 +523,7 @@ pub struct HealthRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HealthReply {
-    /// Of the coordinator that asks; 0: it does not hold the worker.
+    /// The epoch of the coordinator that asks; 0: it does not hold the worker.
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
     #[prost(enumeration = "Phase", tag = "2")]
@@ -561,7 +561,7 @@ pub struct HealthReply {
     /// Most memory that was resident since the process began; 0: unknown.
     #[prost(uint64, tag = "15")]
     pub memory_peak: u64,
-    /// Of the loaded stage; 0 where there is none.
+    /// Bytes of the loaded stage; 0 where there is none.
     #[prost(uint64, tag = "16")]
     pub weight_bytes: u64,
     #[prost(uint64, tag = "17")]
@@ -575,8 +575,8 @@ pub struct HealthReply {
     /// Records of prefixes. Absent: the worker keeps none.
     #[prost(message, optional, tag = "20")]
     pub prefix_records: ::core::option::Option<PrefixRecords>,
-    /// Of the loaded stage, bytes of routed experts in the host's memory beside a GPU; where that is another memory, they are not in
-    /// weight_bytes.
+    /// Bytes of the loaded stage's routed experts in the host's memory beside a GPU. Where that is another memory, they are
+    /// not in weight_bytes.
     #[prost(uint64, tag = "21")]
     pub host_expert_bytes: u64,
     /// Rows that its routed experts computed since it was loaded, those of the device and of the host beside it.
@@ -584,7 +584,7 @@ pub struct HealthReply {
     pub expert_rows: u64,
     #[prost(uint64, tag = "23")]
     pub host_expert_rows: u64,
-    /// Of expert_rows, those of experts of the host's memory that had a copy with the device.
+    /// The rows among expert_rows whose experts lie in the host's memory and had a copy with the device.
     #[prost(uint64, tag = "24")]
     pub copied_expert_rows: u64,
     /// Bytes of experts' weights that were sent from the host to the device since loading.
@@ -615,7 +615,7 @@ pub struct HeldLayers {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RetireRequest {
-    /// Of the next line.
+    /// The epoch of the next line.
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
     #[prost(string, tag = "2")]
@@ -1057,8 +1057,8 @@ pub mod cluster_client {
                 .insert(GrpcMethod::new("brigade.control.Cluster", "Join"));
             self.inner.unary(req, path, codec).await
         }
-        /// Somebody who has shown over TLS that it has a key asks for a certificate for it: with a token the first time, and
-        /// then again by that key alone, as long as it is not revoked.
+        /// A peer that has shown over TLS that it has a key asks for a certificate for the key. The first time it shows a
+        /// token. Later the key alone is enough, as long as it is not revoked.
         pub async fn enrol(
             &mut self,
             request: impl tonic::IntoRequest<super::EnrolRequest>,
@@ -1100,8 +1100,8 @@ pub mod cluster_server {
             &self,
             request: tonic::Request<super::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status>;
-        /// Somebody who has shown over TLS that it has a key asks for a certificate for it: with a token the first time, and
-        /// then again by that key alone, as long as it is not revoked.
+        /// A peer that has shown over TLS that it has a key asks for a certificate for the key. The first time it shows a
+        /// token. Later the key alone is enough, as long as it is not revoked.
         async fn enrol(
             &self,
             request: tonic::Request<super::EnrolRequest>,
@@ -1569,9 +1569,9 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "Unload"));
             self.inner.unary(req, path, codec).await
         }
-        /// The two of these are for a worker on a line that runs, and only where its capabilities name FEATURE_LOAD_AHEAD: in
-        /// the line's epoch, beside its ubatches, what its stage of the next line lacks is found, pushed and loaded into memory.
-        /// The Load of a later epoch takes it from there. A second order takes the place of the first.
+        /// PrepareAhead and LoadAhead are for a worker on a line that runs, and only where its capabilities name
+        /// FEATURE_LOAD_AHEAD. In the line's epoch, beside its ubatches, they find, push and load into memory what the worker's
+        /// stage of the next line lacks. The Load of a later epoch takes it from there. A second order takes the place of the first.
         pub async fn prepare_ahead(
             &mut self,
             request: impl tonic::IntoRequest<super::PrepareRequest>,
@@ -1688,8 +1688,8 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "Restore"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Gives a worker that has no layers on the next line a place beside it: its stage is freed, and the parting copies of
-        /// its sequences' states stay, for the workers of that line to fetch, until Unload. A worker that drains answers too.
+        /// Gives a worker that has no layers on the next line a place beside it. The worker's stage is freed. The parting copies
+        /// of its sequences' states stay until Unload, so that the workers of that line can fetch them. A worker that drains answers too.
         pub async fn retire(
             &mut self,
             request: impl tonic::IntoRequest<super::RetireRequest>,
@@ -1811,9 +1811,9 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::UnloadRequest>,
         ) -> std::result::Result<tonic::Response<super::UnloadReply>, tonic::Status>;
-        /// The two of these are for a worker on a line that runs, and only where its capabilities name FEATURE_LOAD_AHEAD: in
-        /// the line's epoch, beside its ubatches, what its stage of the next line lacks is found, pushed and loaded into memory.
-        /// The Load of a later epoch takes it from there. A second order takes the place of the first.
+        /// PrepareAhead and LoadAhead are for a worker on a line that runs, and only where its capabilities name
+        /// FEATURE_LOAD_AHEAD. In the line's epoch, beside its ubatches, they find, push and load into memory what the worker's
+        /// stage of the next line lacks. The Load of a later epoch takes it from there. A second order takes the place of the first.
         async fn prepare_ahead(
             &self,
             request: tonic::Request<super::PrepareRequest>,
@@ -1851,8 +1851,8 @@ pub mod worker_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::RestoreRequest>>,
         ) -> std::result::Result<tonic::Response<super::RestoreReply>, tonic::Status>;
-        /// Gives a worker that has no layers on the next line a place beside it: its stage is freed, and the parting copies of
-        /// its sequences' states stay, for the workers of that line to fetch, until Unload. A worker that drains answers too.
+        /// Gives a worker that has no layers on the next line a place beside it. The worker's stage is freed. The parting copies
+        /// of its sequences' states stay until Unload, so that the workers of that line can fetch them. A worker that drains answers too.
         async fn retire(
             &self,
             request: tonic::Request<super::RetireRequest>,

@@ -112,7 +112,7 @@ pub struct FindReply {
 /// Copies of a sequence that are here.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Found {
-    /// Which of the names asked for.
+    /// The number of the name among those asked for.
     #[prost(uint32, tag = "1")]
     pub name: u32,
     /// Layers \[layer_begin, layer_end).
@@ -131,7 +131,7 @@ pub struct Found {
     pub positions: ::prost::alloc::vec::Vec<u32>,
     #[prost(bytes = "bytes", tag = "7")]
     pub marks: ::prost::bytes::Bytes,
-    /// It is of parting copies, which do not stay.
+    /// Whether these are parting copies, which do not stay.
     #[prost(bool, tag = "8")]
     pub parting: bool,
 }
@@ -149,7 +149,7 @@ pub struct FetchRequest {
     pub layer_begin: u32,
     #[prost(uint32, tag = "6")]
     pub layer_end: u32,
-    /// Of records instead of a sequence's copies.
+    /// The prefix, where records are meant instead of a sequence's copies.
     #[prost(message, optional, tag = "7")]
     pub prefix: ::core::option::Option<PrefixAt>,
 }
@@ -224,7 +224,7 @@ pub struct WantedBlob {
 /// The next bytes of a blob; one after the other, in the order of the request.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WeightsPart {
-    /// Its number in the request.
+    /// The blob's number in the request.
     #[prost(uint32, tag = "1")]
     pub blob: u32,
     #[prost(bytes = "bytes", tag = "2")]
@@ -306,15 +306,15 @@ pub struct PrefixOwners {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefixesReply {
-    /// Of facts: the fingerprints of the stage's layers, and a hash of the other properties. 32 bytes each.
+    /// The answer to facts: the fingerprints of the stage's layers, and a hash of the other properties. 32 bytes each.
     #[prost(bytes = "bytes", tag = "1")]
     pub prints: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub kind: ::prost::bytes::Bytes,
-    /// Of find.
+    /// The answer to find.
     #[prost(message, repeated, tag = "3")]
     pub found: ::prost::alloc::vec::Vec<PrefixFound>,
-    /// Of save: bytes that were written.
+    /// The answer to save: bytes that were written.
     #[prost(uint64, tag = "4")]
     pub saved_bytes: u64,
 }
@@ -458,7 +458,7 @@ pub mod copies_client {
                 .insert(GrpcMethod::new("brigade.copies.Copies", "Keep"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Which positions of these sequences can be put back from copies here. Copies of all others are dropped.
+        /// The positions of these sequences that can be put back from copies here. Copies of all others are dropped.
         pub async fn find(
             &mut self,
             request: impl tonic::IntoRequest<super::FindRequest>,
@@ -618,7 +618,7 @@ pub mod copies_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::KeepRequest>>,
         ) -> std::result::Result<tonic::Response<super::KeepReply>, tonic::Status>;
-        /// Which positions of these sequences can be put back from copies here. Copies of all others are dropped.
+        /// The positions of these sequences that can be put back from copies here. Copies of all others are dropped.
         async fn find(
             &self,
             request: tonic::Request<super::FindRequest>,

@@ -204,7 +204,7 @@ pub struct DraftOp {
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct AdapterUse {
-    /// Its number among the model's adapters, in the order of their headers.
+    /// The adapter's number among the model's adapters, in the order of their headers.
     #[prost(uint32, tag = "1")]
     pub adapter: u32,
     #[prost(float, tag = "2")]
@@ -227,7 +227,7 @@ pub struct SeqPart {
     #[prost(message, optional, tag = "6")]
     pub ahead: ::core::option::Option<Ahead>,
 }
-/// Of a part whose sequence runs ahead of its last drawn token: its tokens may be drafts.
+/// What a part says whose sequence runs ahead of its last drawn token. The tokens of such a part may be drafts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ahead {
     /// Positions before this one are never taken back.
@@ -236,10 +236,10 @@ pub struct Ahead {
     /// Absent where each prefix of a sequence has a state.
     #[prost(message, optional, tag = "2")]
     pub planes: ::core::option::Option<Planes>,
-    /// So many of the part's first rows were read before: nothing is drawn from them. Less than it has.
+    /// Number of the part's first rows that were read before: nothing is drawn from them. Less than the part has.
     #[prost(uint32, tag = "3")]
     pub known: u32,
-    /// So many tokens are to be drafted by the model's own block behind the last that is drawn of the part, 16 at most. Only
+    /// Number of tokens that the model's own block is to draft behind the last that is drawn of the part, 16 at most. Only
     /// of a sequence with a DraftOp.
     #[prost(uint32, tag = "4")]
     pub drafts: u32,
@@ -485,7 +485,7 @@ pub mod row_result {
         /// The mask of the draw is still being made. The stage has the row: DrawOp asks for the token.
         #[prost(bool, tag = "7")]
         NotYet(bool),
-        /// Of a part with WANT_VERIFY, at its first row: its first token is not the one that was drawn, and nothing was
+        /// At the first row of a part with WANT_VERIFY: the part's first token is not the one that was drawn, and nothing was
         /// drawn from the part.
         #[prost(bool, tag = "9")]
         Refuted(bool),
@@ -610,7 +610,7 @@ pub enum Want {
     Sample = 1,
     Logits = 2,
     Hidden = 3,
-    /// Of encoders only.
+    /// Encoders only.
     HiddenFirst = 4,
     HiddenLast = 5,
     /// The last row: the next part's token is drawn with its logits too. Only of stages with FEATURE_COMPANION.

@@ -49,7 +49,7 @@ pub enum Incompatible {
         /// The offered ones.
         has: String,
     },
-    /// It is of an older release, without a required feature.
+    /// The peer is of an older release, without a required feature.
     #[error("it knows no {what}: upgrade it to {SOFTWARE}, or start without {option}")]
     Older {
         /// The kind of value that the worker does not know.

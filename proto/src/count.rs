@@ -13,7 +13,7 @@ use crate::{control as c, copies as k, pipeline as p};
 
 /// A message whose repeated fields have caps.
 pub trait Countable: Message {
-    /// Its repeated fields, and the messages in it that have some.
+    /// The message's repeated fields, and the messages in it that have some.
     const SHAPE: Shape;
 }
 

@@ -38,7 +38,7 @@ pub const MAX_PEER_CONNECTIONS: usize = 128;
 pub const MAX_STREAMS: u32 = 16;
 /// Bytes of a call's headers: a path and a few fixed ones; a failure travels in an answer's.
 pub const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// Bytes that a TLS handshake counts as, among all strangers' bytes, until it is over. rustls keeps messages of up to
+/// Bytes that a TLS handshake counts as among all strangers' bytes, until it is over. rustls keeps messages of up to
 /// 64 KiB, and as much is read off the socket at once.
 pub const HANDSHAKE_BYTES: usize = 128 << 10;
 /// Time from a connection to its first call, the handshakes below it included. A coordinator that has no call to make

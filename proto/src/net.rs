@@ -3,11 +3,11 @@
 //!
 //! [`Network`] says how a process connects: plain, or over TLS with its credentials. Control calls, lanes and weights
 //! each get a connection of their own (one `dial` each), so that none waits behind another's bytes. Limits for peers
-//! that are not known yet are in [`door`] (connections), [`intake`] (messages) and [`calls`] (permitted calls and
+//! that are not known yet are in [`admission`] (connections), [`intake`] (messages) and [`calls`] (permitted calls and
 //! their sizes).
 
+pub mod admission;
 pub mod calls;
-pub mod door;
 pub mod intake;
 mod listener;
 mod network;
@@ -20,9 +20,9 @@ use tokio::net::TcpStream;
 use tonic::transport::{Endpoint, Server};
 use tower::layer::util::{Identity, Stack};
 
+pub use self::admission::{Caller, Peer};
 pub use self::calls::Connection;
 use self::calls::GateLayer;
-pub use self::door::{Caller, Peer};
 pub use self::intake::Intake;
 pub use self::listener::{Listener, listen_tcp};
 pub use self::network::{Network, Plain, address_towards, dial};

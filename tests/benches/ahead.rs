@@ -1,5 +1,5 @@
-//! Benchmarks one stream that runs ahead of its draws, on emulated lines: with workers that are far away, and with
-//! stages that take as long as those of a larger model on machines of their own.
+//! Benchmarks one stream that runs ahead of its draws, on emulated lines. Some lines have workers that are far away.
+//! Others have stages that take as long as those of a larger model on machines of their own.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench ahead -- --model M --hop-ms 10 --speculate 0.6,0.9

@@ -1,5 +1,5 @@
-//! Benchmarks a GPU against the goals that were set for it: decode of one sequence as a share of its memory's speed,
-//! decode of 32 sequences compared with one, prefill, and two stages on one GPU compared with one.
+//! Benchmarks a GPU against the goals that were set for it. It measures decode of one sequence as a share of the
+//! memory's speed, decode of 32 sequences compared with one, prefill, and two stages on one GPU compared with one.
 //!
 //! ```text
 //! cargo bench -p brigade-tests --bench gpu                             on vulkan:0, models of real sizes
@@ -19,23 +19,34 @@ use std::process::{Command, ExitCode};
 use brigade_engine::device::{DeviceClass, DeviceName, gpus};
 use serde_json::Value;
 
-/// A model: architecture, size, types of weights, and the share of memory's speed that decode should reach, in percent.
-type Model = (&'static str, &'static str, &'static str, u32);
+/// A model that `brigade synth` makes.
+struct Model {
+    arch: &'static str,
+    size: &'static str,
+    /// The types of its weights.
+    quant: &'static str,
+    /// The share of memory's speed that decode should reach, in percent.
+    goal: u32,
+}
+
+const fn model(arch: &'static str, size: &'static str, quant: &'static str, goal: u32) -> Model {
+    Model { arch, size, quant, goal }
+}
 
 const MODELS: [Model; 6] = [
-    ("llama", "8b", "Q4_K_M", 65),
-    ("llama", "8b", "Q8_0", 80),
-    ("llama", "8b", "F16", 80),
-    ("granitehybrid", "3b", "Q4_K_M", 65),
-    ("kimi-linear", "30b-a3b", "Q4_K_M", 65),
-    ("qwen3moe", "30b-a3b", "Q4_K_M", 65),
+    model("llama", "8b", "Q4_K_M", 65),
+    model("llama", "8b", "Q8_0", 80),
+    model("llama", "8b", "F16", 80),
+    model("granitehybrid", "3b", "Q4_K_M", 65),
+    model("kimi-linear", "30b-a3b", "Q4_K_M", 65),
+    model("qwen3moe", "30b-a3b", "Q4_K_M", 65),
 ];
 
 const SMALL: [Model; 4] = [
-    ("llama", "tiny", "Q4_K_M", 65),
-    ("granitehybrid", "tiny", "Q4_K_M", 65),
-    ("kimi-linear", "tiny-moe", "Q4_K_M", 65),
-    ("qwen3moe", "tiny-moe", "Q4_K_M", 65),
+    model("llama", "tiny", "Q4_K_M", 65),
+    model("granitehybrid", "tiny", "Q4_K_M", 65),
+    model("kimi-linear", "tiny-moe", "Q4_K_M", 65),
+    model("qwen3moe", "tiny-moe", "Q4_K_M", 65),
 ];
 
 struct Options {
@@ -111,7 +122,7 @@ fn decode(options: &Options, model: &Model) -> Result<(), String> {
     let rows = bench(options, &file, &test, 1)?;
     let [one, many] = &rows[..] else { return Err(format!("{} rows, not two", rows.len())) };
     let share = number(one, "share_of_memory") * 100.0;
-    let (name, goal) = (title(model), model.3);
+    let (name, goal) = (title(model), model.goal);
     let speeds = [one, many].map(|row| number(row, "tokens_per_second"));
     println!("| decode of 1 | {name} | {:.1} | {share:.0} % of memory | >= {goal} % |", speeds[0]);
     let times = speeds[1] / speeds[0];
@@ -156,12 +167,14 @@ fn two_stages(options: &Options, model: &Model) -> Result<(), String> {
     Ok(())
 }
 
-fn title((arch, size, quant, _): &Model) -> String {
+fn title(model: &Model) -> String {
+    let Model { arch, size, quant, .. } = model;
     format!("{arch} {size} {quant}")
 }
 
 /// Path of the model's file, which is made if needed.
-fn synth((arch, size, quant, _): &Model) -> Result<PathBuf, String> {
+fn synth(model: &Model) -> Result<PathBuf, String> {
+    let Model { arch, size, quant, .. } = model;
     let path = std::env::temp_dir().join(format!("brigade-gpu-{arch}-{size}-{quant}.gguf"));
     if !path.is_file() {
         let mut command = Command::new(brigade_tests::process::brigade());

@@ -11,8 +11,9 @@
 //! The trace is drawn from `--seeds`, see `brigade_tests::agents::trace`. Rules are tuned on seeds 1 to 3, and
 //! figures come from others. `--memory 4,2` are the parts of the trace's distinct tokens that a line holds as pages,
 //! running sequences included. There are as many pages as all sequences that may run need, so `--max-seqs` and
-//! `--ctx` set that. Of models that need kept states, one is kept for each 512 of these tokens (`--per-state`).
-//! `--models` are architectures and sizes of `brigade synth`; their text is random, and reuse does not depend on it.
+//! `--ctx` set that. For models that need kept states, one state is kept for each 512 of these tokens
+//! (`--per-state`). `--models` are architectures and sizes of `brigade synth`; their text is random, and reuse does
+//! not depend on it.
 //!
 //! Prompts are tokens, so they have no marks where instructions end: the value of a chat's borders is only measured
 //! with `--rules`. Owners are told apart by `cache_salt`.
@@ -151,17 +152,17 @@ impl Replays<'_> {
         let distinct = roomy(self.trace)?.distinct();
         let positions = distinct / one_in / PAGE * PAGE;
         let budget = Budget { positions, places: positions / self.options.per_state };
-        self.ours((one_in, budget), None)?;
+        self.ours(one_in, budget, None)?;
         if let Some(disk) = &self.options.disk {
-            self.ours((one_in, budget), Some(disk))?;
+            self.ours(one_in, budget, Some(disk))?;
         }
         if self.options.peer.is_some() {
-            self.peers((one_in, budget))?;
+            self.peers(one_in, budget)?;
         }
         Ok(())
     }
 
-    fn ours(&self, (one_in, budget): (u64, Budget), disk: Option<&str>) -> Result<(), String> {
+    fn ours(&self, one_in: u64, budget: Budget, disk: Option<&str>) -> Result<(), String> {
         let mut ours = Ours::new(self.file, budget, self.trace.context, disk)?;
         ours.start(CUTS[0])?;
         let n = self.trace.asks.len();
@@ -176,11 +177,11 @@ impl Replays<'_> {
         })?;
         ours.end();
         let name = if disk.is_some() { "brigade, disk, restart, other cut" } else { "brigade" };
-        self.row(name, (one_in, budget), &replayed, ours.seen);
+        self.row(name, one_in, budget, &replayed, ours.seen);
         Ok(())
     }
 
-    fn peers(&self, (one_in, budget): (u64, Budget)) -> Result<(), String> {
+    fn peers(&self, one_in: u64, budget: Budget) -> Result<(), String> {
         let Some(named) = &self.options.peer else { return Ok(()) };
         let context = u64::from(self.trace.context);
         let (bytes, a_position) = bytes_kept(self.file, budget)?;
@@ -201,12 +202,12 @@ impl Replays<'_> {
                 Ok(url.clone())
             })?;
             let seen = Seen { worker: (peer.peak, 0), ..Seen::default() };
-            self.row(&format!("peer, {name}"), (one_in, budget), &replayed, seen);
+            self.row(&format!("peer, {name}"), one_in, budget, &replayed, seen);
         }
         Ok(())
     }
 
-    fn row(&self, name: &str, (one_in, budget): (u64, Budget), replayed: &Replayed, seen: Seen) {
+    fn row(&self, name: &str, one_in: u64, budget: Budget, replayed: &Replayed, seen: Seen) {
         let bounds = Bounds::new(&replayed.said);
         let sum = |all: Vec<u64>| all.iter().sum::<u64>() as f64;
         let (prompts, ceiling) = (bounds.prompts() as f64, sum(bounds.without_end()));

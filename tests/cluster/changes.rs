@@ -283,8 +283,8 @@ fn layers_move_with_their_adapters_while_streams_run() {
     }
 }
 
-/// Of two that are as fast, one says that it is four times as fast, and gets most layers. It loses some while streams
-/// run.
+/// One of two equally fast workers says that it is four times as fast, and gets most layers. It loses some while
+/// streams run.
 fn a_worker_that_is_slower_than_it_says_loses_layers() {
     let model = synth("llama", "tiny");
     let claims = |speed: &str| {
@@ -521,7 +521,7 @@ fn orders_that_cannot_be_are_refused_with_the_reason() {
     let made =
         run(&["key", "create", "boss", "--admin", "--data-dir", cluster.folder.to_str().unwrap()]);
     let bearer = format!("Bearer {}", String::from_utf8(made.stdout).unwrap().trim());
-    let order = |body: &str| post_with(&address, body, ("authorization", &bearer)).unwrap();
+    let order = |body: &str| post_with(&address, body, "authorization", &bearer).unwrap();
     until("the key is in force", || order("{}").status == 400);
     let done = order("\"rebalance\"");
     assert!(done.status == 200 && done.body.contains("nothing is moved"), "{}", done.body);

@@ -35,7 +35,7 @@ struct Row {
     health: HealthReply,
 }
 
-fn order((model, files): &(Gguf, TensorFiles), epoch: u64) -> PrepareRequest {
+fn order(model: &Gguf, files: &TensorFiles, epoch: u64) -> PrepareRequest {
     let spec = brigade_models::describe(model).unwrap();
     let layers = 0..spec.n_layer();
     let stage = StageSpec {
@@ -77,10 +77,10 @@ async fn loads(path: &Path, cache: &Path, threads: &str) -> Vec<Row> {
     let worker = Running::start(&args, READY_PREFIX);
     let channel = dial(&worker.ready.trim().parse().unwrap(), false).await.unwrap();
     let mut client = WorkerClient::new(channel);
-    let model = Gguf::open_files(path).unwrap();
+    let (model, files) = Gguf::open_files(path).unwrap();
     let mut rows = Vec::new();
     for epoch in 1..=u64::from(LOADS) {
-        let reply = client.prepare(order(&model, epoch)).await.unwrap().into_inner();
+        let reply = client.prepare(order(&model, &files, epoch)).await.unwrap().into_inner();
         assert_eq!(reply.source(), WeightSource::SharedFile);
         let started = Instant::now();
         let coordinator_id = COORDINATOR.to_string();

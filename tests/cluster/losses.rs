@@ -216,7 +216,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// It comes back at its address: a process of its own, or the one that was stopped.
+/// A worker comes back at its address: as a process of its own, or as the one that was stopped.
 fn comes_back(worker: &mut Worker, name: &str, away: Duration) {
     let pid = worker.process.pid();
     signal(name, pid);

@@ -5,8 +5,8 @@
 //! cargo test --release --test cluster -- --ignored --nocapture up_share::
 //! ```
 //!
-//! That such lines come up, and are changed and restored while streams run, is tested each time: `joins`, `changes`, `losses`,
-//! and the supervisor's decisions in virtual time (`fault_sim`).
+//! Each time the test checks that such lines come up, and that they are changed and restored while streams run:
+//! `joins`, `changes`, `losses`, and the supervisor's decisions in virtual time (`fault_sim`).
 
 use std::time::Duration;
 

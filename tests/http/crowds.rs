@@ -74,7 +74,7 @@ fn work(server: &Server, secret: &str) -> (f64, f64, f64) {
     let mut took: Vec<f64> = (0..REQUESTS)
         .map(|_| {
             let began = Instant::now();
-            let reply = post_with(&server.url("/v1/completions"), &body, ("api-key", secret));
+            let reply = post_with(&server.url("/v1/completions"), &body, "api-key", secret);
             assert_eq!(reply.unwrap().status, 200);
             began.elapsed().as_secs_f64() * 1e3
         })

@@ -26,7 +26,7 @@ fn start<const N: usize>(folder: &str, names: [&str; N], more: &[&str]) -> (Serv
 }
 
 fn complete(server: &Server, secret: &str, body: &str) -> u16 {
-    let reply = post_with(&server.url("/v1/completions"), body, ("api-key", secret));
+    let reply = post_with(&server.url("/v1/completions"), body, "api-key", secret);
     reply.map_or(0, |reply| reply.status)
 }
 
@@ -78,7 +78,7 @@ fn two_hundred_requests_of_one_key_do_not_make_another_wait() {
     assert!(answered >= 100 && answered + refused == 204);
 }
 
-/// What a prompt cost.
+/// The cost of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cost {
     reused_tokens: u64,
@@ -90,7 +90,7 @@ fn cost_of(server: &Server, secret: &str, prompt: &str) -> Cost {
     let rows = || server.metric("brigade_ubatch_rows_total") as u64;
     let body = json!({ "prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": true });
     let before = rows();
-    let reply = post_with(&server.url("/v1/completions"), &body.to_string(), ("api-key", secret));
+    let reply = post_with(&server.url("/v1/completions"), &body.to_string(), "api-key", secret);
     let answer: serde_json::Value = serde_json::from_str(&reply.unwrap().body).unwrap();
     let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
     Cost { reused_tokens: cached.as_u64().unwrap(), computed_rows: rows() - before }

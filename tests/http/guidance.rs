@@ -29,7 +29,7 @@ const GUIDE: SlotId = SlotId(3);
 /// A token, and the bits of its log-probability and of its alternatives'.
 type Drawn = (u32, u32, Vec<(u32, u32)>);
 
-fn bits((id, logprob, top): (u32, f32, Vec<(u32, f32)>)) -> Drawn {
+fn bits(id: u32, logprob: f32, top: Vec<(u32, f32)>) -> Drawn {
     (id, logprob.to_bits(), top.into_iter().map(|(id, l)| (id, l.to_bits())).collect())
 }
 
@@ -78,7 +78,7 @@ fn guided(
         assert_eq!((rows.len(), rows[0].slot, rows[0].pos as usize), (1, OWN, own_pos - 1));
         let token = into_token(rows.remove(0));
         next = (vec![token.id], vec![token.id]);
-        out.push(bits((token.id, token.logprob.unwrap(), token.top)));
+        out.push(bits(token.id, token.logprob.unwrap(), token.top));
     }
     line.run([OWN, GUIDE].map(|slot| SeqOp::Close { slot }).to_vec(), Vec::new());
     out
@@ -109,7 +109,7 @@ fn apart(line: &mut Line, prompt: &[u32], negative: &[u32], scale: f32, n: usize
         }
         let best = brigade_model_tests::golden::argmax(&combined);
         let (logprob, top) = log_probs(&combined, best, TOP as usize).unwrap();
-        out.push(bits((best, logprob, top)));
+        out.push(bits(best, logprob, top));
         answer.push(best);
     }
     out

@@ -45,7 +45,7 @@ fn body(max_tokens: u32) -> String {
 
 fn ask(server: &Server, secret: &str) -> Reply {
     let bearer = format!("Bearer {secret}");
-    post_with(&server.url(COMPLETIONS), &body(2), ("authorization", &bearer)).unwrap()
+    post_with(&server.url(COMPLETIONS), &body(2), "authorization", &bearer).unwrap()
 }
 
 fn error(reply: &Reply) -> Value {
@@ -77,14 +77,14 @@ fn keys_come_into_force_and_go_out_of_it_while_a_server_runs() {
     let made = until("the key's force", refused);
     let url = server.url(COMPLETIONS);
     for header in ["x-api-key", "api-key"] {
-        assert_eq!(post_with(&url, &body(1), (header, &secret)).unwrap().status, 200, "{header}");
+        assert_eq!(post_with(&url, &body(1), header, &secret).unwrap().status, 200, "{header}");
     }
     assert_eq!(ask(&server, &secret).status, 200);
     assert_eq!(get(&server.url("/v1/models")).unwrap().status, 401);
     assert_eq!(get(&server.url("/nothing")).unwrap().status, 401, "not even what there is");
     assert_eq!(get(&server.url("/health")).unwrap().status, 200, "health is for all");
     let bearer = format!("Bearer {secret}");
-    let models = get_with(&server.url("/v1/models"), ("authorization", &bearer)).unwrap();
+    let models = get_with(&server.url("/v1/models"), "authorization", &bearer).unwrap();
     assert_eq!(models.status, 200);
     for wrong in ["", "bgd-", "x", &secret[..secret.len() - 1], &format!("{secret}0")] {
         let reply = ask(&server, wrong);
@@ -112,7 +112,7 @@ fn a_key_pays_for_both_sequences_of_a_guided_request() {
         asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let bearer = format!("Bearer {secret}");
         let url = server.url(COMPLETIONS);
-        let reply = post_with(&url, &asked.to_string(), ("authorization", &bearer)).unwrap();
+        let reply = post_with(&url, &asked.to_string(), "authorization", &bearer).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let answer: Value = serde_json::from_str(&reply.body).unwrap();
         let left = reply.header("x-ratelimit-remaining-tokens").unwrap();
@@ -161,7 +161,7 @@ fn limits_of_a_key_hold_and_are_told() {
     let refused_beside_it = || {
         until("those before it to end", || running() == 0.0);
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| post_with(&url, &long, ("authorization", &bearer)).unwrap());
+            let first = scope.spawn(|| post_with(&url, &long, "authorization", &bearer).unwrap());
             until("the first one to run", || running() == 1.0 || first.is_finished());
             let status = ask(&server, &single).status;
             assert_eq!(first.join().unwrap().status, 200);
@@ -212,7 +212,7 @@ fn nothing_listens_beyond_this_machine_without_a_key() {
     let metrics = server.admin("/metrics").replace("0.0.0.0", "127.0.0.1");
     assert_eq!(get(&metrics).unwrap().status, 401);
     let bearer = format!("Bearer {admin}");
-    assert_eq!(get_with(&metrics, ("authorization", &bearer)).unwrap().status, 200);
+    assert_eq!(get_with(&metrics, "authorization", &bearer).unwrap().status, 200);
     assert_eq!(get(&server.url("/metrics")).unwrap().status, 401, "not where clients are");
     drop(server);
     key(&data, &["revoke", "me"]);
@@ -235,11 +235,10 @@ fn logs_hold_no_key_and_no_prompt() {
             Server::start_logged(&[&args[..], &[audit.to_str().unwrap()], more].concat(), &log);
         let url = server.url("/v1/chat/completions");
         let bearer = format!("Bearer {secret}");
-        let reply = post_with(&url, &chat, ("authorization", &bearer)).unwrap();
+        let reply = post_with(&url, &chat, "authorization", &bearer).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
-        post_with(&format!("{url}?key={secret}"), &chat, ("x-api-key", "bgd-planted-wrong"))
-            .unwrap();
-        post_with(&url, &format!("{{\"messages\": \"{prompt}\"}}"), ("api-key", &secret)).unwrap();
+        post_with(&format!("{url}?key={secret}"), &chat, "x-api-key", "bgd-planted-wrong").unwrap();
+        post_with(&url, &format!("{{\"messages\": \"{prompt}\"}}"), "api-key", &secret).unwrap();
         assert_eq!(server.process.stop(PATIENCE), Some(0));
         let entries = std::fs::read_to_string(&audit).unwrap();
         std::fs::remove_file(&audit).unwrap();
@@ -290,7 +289,7 @@ fn post_endless(server: &Server, secret: &str, more: Value) -> (Reply, Instant) 
     let mut body = json!({ "prompt": "In the", "max_tokens": 50_000, "ignore_eos": true });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let (url, bearer) = (server.url(COMPLETIONS), format!("Bearer {secret}"));
-    let reply = post_with(&url, &body.to_string(), ("authorization", &bearer)).unwrap();
+    let reply = post_with(&url, &body.to_string(), "authorization", &bearer).unwrap();
     (reply, Instant::now())
 }
 
@@ -365,7 +364,7 @@ fn prompts_of_a_key_begin_none_of_another_but_where_the_operator_says_so() {
         let body = json!({ "prompt": text, "max_tokens": 1, "temperature": 0, "cache_salt": salt });
         let bearer = format!("Bearer {secret}");
         let reply =
-            post_with(&server.url(COMPLETIONS), &body.to_string(), ("authorization", &bearer));
+            post_with(&server.url(COMPLETIONS), &body.to_string(), "authorization", &bearer);
         let reply = reply.unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let answer: Value = serde_json::from_str(&reply.body).unwrap();

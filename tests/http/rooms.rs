@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const MAX_SEQS: usize = 8;
 const MAX_QUEUE: usize = 32;
 
-/// Of one key, as docs/limits.md has them.
+/// Places of one key, as docs/limits.md has them.
 const PLACES_OF_A_KEY: usize = MAX_SEQS * 3 / 4;
 const STREAMS_OF_A_KEY: usize = 256;
 const CONNECTIONS_OF_A_KEY: usize = 192;
@@ -67,7 +67,7 @@ impl Rooms {
     }
 
     fn post(&self, secret: &str, path: &str, body: &Value) -> Told {
-        let reply = post_with(&self.server.url(path), &body.to_string(), ("api-key", secret));
+        let reply = post_with(&self.server.url(path), &body.to_string(), "api-key", secret);
         reply.map_or_else(|error| (0, error.to_string()), |reply| (reply.status, reply.body))
     }
 
@@ -460,7 +460,7 @@ fn a_key_pays_for_its_grammars() {
         let mut body = json!({ "prompt": "In the", "max_tokens": 1 });
         body.as_object_mut().unwrap().extend(grammar.as_object().unwrap().clone());
         let url = rooms.server.url("/v1/completions");
-        post_with(&url, &body.to_string(), ("api-key", secret)).unwrap()
+        post_with(&url, &body.to_string(), "api-key", secret).unwrap()
     };
     let metric = |name| rooms.server.metric(name);
     let plain = asked(&rooms.polite, json!({}));

@@ -71,7 +71,7 @@ fn phase(trace: &Value, begins: &str) -> (i64, i64) {
 
 /// Busy share of each stage between the returns of the second ubatch of a phase and the second last, as
 /// `bench` defines it: fill and drain of two stages left out.
-fn busy(trace: &Value, (from, to): (i64, i64)) -> Vec<f64> {
+fn busy(trace: &Value, from: i64, to: i64) -> Vec<f64> {
     let mut trips: Vec<Span> = overlapping(trace, "ubatch", 0).into_values().collect();
     trips.retain(|&(sent, done, _)| from <= sent && done <= to);
     trips.sort_unstable_by_key(|&(_, _, ubatch)| ubatch);
@@ -162,7 +162,8 @@ fn a_benchs_busy_shares_can_be_read_from_its_trace() {
     check(&trace);
     for (row, name) in [(0, "prefill of 300"), (1, "decode of 30")] {
         let theirs: Vec<f64> = serde_json::from_value(rows[row]["stage_busy"].clone()).unwrap();
-        let ours = busy(&trace, phase(&trace, name));
+        let (from, to) = phase(&trace, name);
+        let ours = busy(&trace, from, to);
         println!("{name}: bench says {theirs:?}, its trace {ours:?}");
         assert_eq!((theirs.len(), ours.len()), (N_STAGES, N_STAGES));
         for (a, b) in theirs.iter().zip(&ours) {

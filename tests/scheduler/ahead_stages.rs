@@ -18,8 +18,8 @@ use brigade_engine::device::gpus;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_engine::stage::StageOutput;
 use brigade_model_tests::each::each;
-use brigade_model_tests::golden::Golden;
-use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
+use brigade_model_tests::golden::{Entry, Golden};
+use brigade_model_tests::kinds::{one_of_each_memory, unquantised};
 use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS};
 use brigade_sched::{
     Action, DraftCounts, Event, LineSpec, Micros, Request, RequestId, Results, SchedConfig,
@@ -251,7 +251,7 @@ fn line_spec(n_stages: usize, prefixes: Prefixes, max_positions: u32) -> LineSpe
 }
 
 /// Compares runs with drafts with one without, for a model over two stages.
-fn check(golden: &Golden, (name, entry): Named<'_>) {
+fn check(golden: &Golden, name: &str, entry: &Entry) {
     let path = golden.model(entry);
     let model = brigade_gguf::Gguf::open(&path).unwrap();
     let spec = brigade_models::describe(&model).unwrap();
@@ -320,7 +320,7 @@ fn drafts_change_no_token_and_no_state() {
     let all = std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some();
     let models = if all { unquantised(&golden).collect() } else { one_of_each_memory(&golden) };
     println!("{} models", models.len());
-    each(&models, |model| check(&golden, *model));
+    each(&models, |(name, entry)| check(&golden, name, entry));
 }
 
 /// The texts of tokens for [`choices`]: no two are equal, and none is the beginning of another.

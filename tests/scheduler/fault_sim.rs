@@ -1,6 +1,6 @@
 //! The supervisor's decisions and the scheduler under seeded faults, in virtual time: workers die, hang, come back,
 //! hang while they connect, and are lost while a line is built. The scheduler then runs over the supervisor's lines,
-//! which go down and come up, under all checks of its simulator: no request is lost or answered twice, tokens are
+//! which go down and come up, under all checks of its simulator. No request is lost or answered twice, tokens are
 //! those of an undisturbed run, and no page or slot leaks. Some models have a drafting block of their own.
 //!
 //! 100 seeds each time, 10,000 at night:
@@ -16,7 +16,7 @@ use brigade_sched::sim::{Ending, Rng, Sim, StageModel, Workload};
 const SEEDS: u64 = 100;
 const SEEDS_AT_NIGHT: u64 = 10_000;
 
-/// Of so many models one has a block of its own that drafts: such a run has several times the events.
+/// One in this many models has a block of its own that drafts: such a run has several times the events.
 const WITH_BLOCK_EVERY: u64 = 8;
 
 /// Tokens that a model's own block drafts, and how often the first is right.
@@ -43,11 +43,11 @@ struct Fault {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// Its process ends: known at once.
+    /// The member's process ends: known at once.
     Dies,
-    /// It answers no more: known after some heartbeats.
+    /// The member answers no more: known after some heartbeats.
     Hangs,
-    /// It is there again, empty.
+    /// The member is there again, empty.
     Returns,
 }
 
@@ -97,7 +97,7 @@ impl Script {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     answers: bool,
-    /// It ended at least once since it was connected.
+    /// Whether the member ended at least once since it was connected.
     is_another: bool,
     seen: Seen,
     missing_since: Option<Duration>,
@@ -107,7 +107,7 @@ struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Connected,
-    /// Its heart has stopped; known at this time.
+    /// The member sends no heartbeats; known at this time.
     Silent(Duration),
     /// Until then, and whether it will have answered.
     Connecting {

@@ -37,14 +37,14 @@ fn lines_of_4_to_16_stages_are_busy() {
     assert!(svg.starts_with("<svg") && svg.contains("tokens per second"));
 }
 
-/// What a stage of the measured line takes to send a ubatch, in microseconds; the rest of its time is computing.
+/// Time that a stage of the measured line takes to send a ubatch, in microseconds; the rest of its time is computing.
 const SEND_US: f64 = 20.0;
 
 /// The stages of the measured line, which are alike.
 const STAGES: usize = 2;
 
-/// What `bench` measured of a line is enough to simulate it. The measured line is itself simulated, so that its costs are
-/// known.
+/// A simulation from what `bench` measured of a line predicts it. The measured line is itself simulated, so that its
+/// costs are known.
 fn a_line_is_predicted_from_what_it_measured() {
     let stage = |test: &str| match test {
         "prefill" => StageModel { fixed_us: 3_000.0, per_row_us: 250.0, jitter: 0.0 },

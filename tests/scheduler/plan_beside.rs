@@ -159,9 +159,9 @@ fn gpt_oss() -> ModelFacts {
     ModelFacts { layers: vec![layer; 36], cut_bytes: vec![4 * width; 36], ..mixture() }
 }
 
-/// Speeds that users measured with two thirds of its experts in two channels of DDR5-6000 beside an RTX 5090, in
-/// ubatches of 4096 rows: prompts of 4066 tokens a second, decode at 39. The plan's figures are within a factor of
-/// two.
+/// Speeds that users measured with two thirds of the experts in two channels of DDR5-6000 beside an RTX 5090. In
+/// ubatches of 4096 rows they had prompts of 4066 tokens a second, and decode at 39. The plan's figures are within a
+/// factor of two.
 fn gpt_oss_is_predicted_as_people_measured_it() {
     let host = HostFacts {
         memory: Some(128 << 30),

@@ -1,13 +1,13 @@
-//! The scheduler over stages of real models, in one process: with any reused prefix, a prompt's answer is that of a
-//! prompt that was computed as a whole, for all kinds of state.
+//! The scheduler over stages of real models, in one process. For all kinds of state, a prompt with a reused prefix
+//! gets the answer of a prompt that was computed as a whole.
 
 use std::collections::BTreeMap;
 
 use brigade_engine::batch::{SampledToken, SamplerSetup, SamplingParams};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_model_tests::each::each;
-use brigade_model_tests::golden::Golden;
-use brigade_model_tests::kinds::{Named, one_of_each_memory, unquantised};
+use brigade_model_tests::golden::{Entry, Golden};
+use brigade_model_tests::kinds::{one_of_each_memory, unquantised};
 use brigade_model_tests::line::{Line, LineConfig, N_SLOTS, SLOT_POSITIONS};
 use brigade_sched::{
     Action, Event, LineSpec, Request, RequestId, Results, SchedConfig, Scheduler, Share, StageTime,
@@ -145,7 +145,7 @@ fn forked(prompt: &[u32], at: usize, own: u32) -> Vec<u32> {
     prompt[..at].iter().copied().chain([other, 3, own, 7, 11]).collect()
 }
 
-fn check(golden: &Golden, (name, entry): Named<'_>) {
+fn check(golden: &Golden, name: &str, entry: &Entry) {
     let path = golden.model(entry);
     let model = brigade_gguf::Gguf::open(&path).unwrap();
     let spec = brigade_models::describe(&model).unwrap();
@@ -194,7 +194,7 @@ fn a_prompt_that_begins_with_what_was_kept_is_answered_as_a_cold_one() {
     let all = std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some();
     let models = if all { unquantised(&golden).collect() } else { one_of_each_memory(&golden) };
     println!("{} models", models.len());
-    each(&models, |model| check(&golden, *model));
+    each(&models, |(name, entry)| check(&golden, name, entry));
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![

@@ -23,7 +23,7 @@ const OWNERS: u64 = 3;
 #[derive(Clone, Debug)]
 struct Talk {
     owner: u64,
-    /// Its requests, oldest first.
+    /// The conversation's requests, oldest first.
     turns: Vec<usize>,
 }
 
@@ -35,7 +35,7 @@ struct Trace {
     /// Tokens of each request's prompt.
     prompts: Vec<u32>,
     talks: Vec<Talk>,
-    /// Of each key: its first request, and how long its block is.
+    /// For each key, its first request, and how long its block is.
     blocks: Vec<(usize, u32)>,
 }
 
@@ -180,7 +180,7 @@ fn line(prefixes: Prefixes, pages: u32, n_kept: u32) -> Sim {
     sim
 }
 
-/// Of all tokens that could have been spared, the share that was; printed with the rest.
+/// The share that was spared of all tokens that could have been; printed with the rest.
 fn share(name: &str, seed: u64, sim: &Sim) -> f64 {
     let workload = Trace::new(seed).workload();
     let out = sim.run(&workload).unwrap_or_else(|what| panic!("seed {seed}: {what}"));

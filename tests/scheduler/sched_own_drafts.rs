@@ -1,5 +1,5 @@
-//! A model's own drafting block, under simulation. Besides the checks of every run: drafts change no token, requests
-//! to the block fit the sequence and the block, and each draft on the line is one of the block's, in its right place.
+//! A model's own drafting block, under simulation. Beside the checks of every run, drafts change no token. Requests
+//! to the block fit the sequence and the block. Each draft on the line is one of the block's, in its right place.
 
 use brigade_sched::sim::{LinkModel, Outcome, Rng, Sim, StageModel, Workload};
 use brigade_spec::Prefixes;

@@ -352,8 +352,9 @@ fn least_and_mean(busy: &[f64]) -> (f64, f64) {
     (least, busy.iter().sum::<f64>() / busy.len() as f64)
 }
 
-fn row(n: usize, test: &str, out: &Outcome, tokens: usize, window: (u64, u64)) -> f64 {
-    let (least, mean) = least_and_mean(&out.busy(window.0, window.1));
+/// Prints a row about the time `from..to` of a run, in which this many tokens were computed.
+fn row(n: usize, test: &str, out: &Outcome, tokens: usize, from: u64, to: u64) -> f64 {
+    let (least, mean) = least_and_mean(&out.busy(from, to));
     let rate = tokens as f64 * 1e6 / out.end as f64;
     let (ubatches, flying) = (out.n_ubatches, out.most_in_flight);
     println!("| {n} | {test} | {least:.3} | {mean:.3} | {rate:.0} | {ubatches} | {flying} |");
@@ -371,7 +372,8 @@ fn busy_in_prefill() {
         for prompts in [1, 8, 32] {
             let out = run(&equal(n), &Workload::at_once(prompts, 1024, 1));
             let test = format!("prefill, {prompts} prompts of 1024");
-            let least = row(n, &test, &out, prompts * 1024, out.steady());
+            let (from, to) = out.steady();
+            let least = row(n, &test, &out, prompts * 1024, from, to);
             let aim = if n == 16 && prompts == 8 { 0.90 } else { 0.94 };
             assert!(least > aim, "{n} stages, {prompts} prompts: {least}");
         }
@@ -386,7 +388,8 @@ fn busy_in_decode() {
         for streams in [8, 32] {
             let out = run(&sim, &Workload::at_once(streams, 32, 128));
             let test = format!("decode, {streams} streams, times +-{:.0} %", jitter * 100.0);
-            let least = row(n, &test, &out, streams * 128, out.steady_decode());
+            let (from, to) = out.steady_decode();
+            let least = row(n, &test, &out, streams * 128, from, to);
             // With fewer streams than stages, the other stages are idle under any schedule.
             let bound = (streams as f64 / n as f64).min(1.0);
             assert!(least > 0.90 * bound, "{n} stages, {streams} streams: {least}");

@@ -100,7 +100,7 @@ impl Page {
     /// Calls a method of the protocol; its answer, or the error that it is.
     ///
     /// # Errors
-    /// What the browser says.
+    /// The browser's own error.
     ///
     /// # Panics
     /// If the browser has gone.

@@ -65,7 +65,7 @@ impl Block {
         if named.is_empty() { vec![HERE] } else { named }
     }
 
-    /// Its command lines: those that end in `\` with the next one, without empty lines and comments.
+    /// The block's command lines: those that end in `\` with the next one, without empty lines and comments.
     pub fn commands(&self) -> Vec<String> {
         let text = self.lines.join("\n").replace("\\\n", " ");
         let lines = text.lines().map(str::trim);

@@ -60,7 +60,7 @@ pub enum Mood {
     Page,
     /// A page in the place of the file, with the status of one.
     PageForFile,
-    /// This many answers with status 429, each asking for a pause in seconds.
+    /// The first so many answers have status 429, each asking for a pause in seconds.
     Busy(u32, u64),
     /// Each connection breaks after so many bytes of a file.
     Cut(usize),
@@ -106,7 +106,7 @@ type Bad = (&'static str, Vec<(&'static str, String)>, String);
 /// The running hub. It serves until the process ends.
 #[derive(Clone)]
 pub struct Hub {
-    /// Its address, without a slash at the end.
+    /// The hub's address, without a slash at the end.
     pub url: String,
     second: String,
     state: Arc<Mutex<State>>,

@@ -369,7 +369,7 @@ impl Server {
 pub struct Reply {
     /// The HTTP status code.
     pub status: u16,
-    /// Its headers, names in lower case.
+    /// The reply's headers, names in lower case.
     pub headers: Vec<(String, String)>,
     /// The response body as text.
     pub body: String,
@@ -410,20 +410,20 @@ pub fn get(url: &str) -> Result<Reply, ureq::Error> {
     agent().get(url).call().and_then(whole)
 }
 
-/// Gets a page with one more header.
-pub fn get_with(url: &str, header: (&str, &str)) -> Result<Reply, ureq::Error> {
-    agent().get(url).header(header.0, header.1).call().and_then(whole)
+/// Gets a page with one more header, which has this value.
+pub fn get_with(url: &str, header: &str, value: &str) -> Result<Reply, ureq::Error> {
+    agent().get(url).header(header, value).call().and_then(whole)
 }
 
 /// Posts a body as JSON (whether it is or not).
 pub fn post(url: &str, body: &str) -> Result<Reply, ureq::Error> {
-    post_with(url, body, ("accept", "*/*"))
+    post_with(url, body, "accept", "*/*")
 }
 
 /// The same as [`post`], with one more header.
-pub fn post_with(url: &str, body: &str, header: (&str, &str)) -> Result<Reply, ureq::Error> {
+pub fn post_with(url: &str, body: &str, header: &str, value: &str) -> Result<Reply, ureq::Error> {
     let request = agent().post(url).header("content-type", "application/json");
-    request.header(header.0, header.1).send(body).and_then(whole)
+    request.header(header, value).send(body).and_then(whole)
 }
 
 fn whole(mut response: ureq::http::Response<ureq::Body>) -> Result<Reply, ureq::Error> {

@@ -198,7 +198,7 @@ impl Somebody {
         Self::new(of, of, role, name, Validity::from_now(unix_now(), GOOD_FOR))
     }
 
-    /// Its id as a coordinator.
+    /// The id of this somebody as a coordinator.
     pub fn coordinator_id(&self) -> String {
         brigade_proto::tls::party::coordinator_id(&self.credentials.party(), "a-test")
     }

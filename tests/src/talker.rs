@@ -53,7 +53,8 @@ pub struct Talker {
 /// The line editor writes this when it begins a line. From here on it gets every key.
 const LINE_BEGINS: &str = "\x1b[?2004h";
 
-/// It writes this when a line is complete. From here on the terminal is an ordinary one, which handles Ctrl-D itself.
+/// What the program writes when a line is complete. From here on the terminal is an ordinary one, which handles
+/// Ctrl-D itself.
 const LINE_ENDS: &str = "\x1b[?2004l";
 
 impl Talker {

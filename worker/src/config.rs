@@ -281,7 +281,7 @@ fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secu
     Ok(Secured::Member { data_dir, token, name })
 }
 
-/// This machine's name, as a node's.
+/// The name of this machine, as a node's.
 pub fn node_name() -> String {
     fit_name(&rustix::system::uname().nodename().to_string_lossy())
 }
@@ -314,7 +314,7 @@ pub const MESA_CACHE_VARIABLE: &str = "MESA_SHADER_CACHE_DIR";
 /// place, with a warning.
 ///
 /// # Errors
-/// That folder cannot be made, or others can write to it.
+/// The temporary folder cannot be made, or others can write to it.
 pub fn default_cache_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf, ConfigError> {
     let set = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -327,7 +327,7 @@ pub fn default_cache_dir(env: &dyn Fn(&str) -> Option<String>) -> Result<PathBuf
 /// A folder of this user's in the system's temporary place, with a warning that says `why` the one at home is not used.
 ///
 /// # Errors
-/// That folder cannot be made, or others can write to it.
+/// The folder cannot be made, or others can write to it.
 pub fn temporary_cache_dir(
     env: &dyn Fn(&str) -> Option<String>,
     why: &str,

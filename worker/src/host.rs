@@ -1,5 +1,5 @@
-//! This machine: its identity for as long as it is up, and its cores. Processes that find the same identity
-//! share memory, cores and files.
+//! The machine on which a process runs: its identity for as long as it is up, and its cores. Processes that find the
+//! same identity share memory, cores and files.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;

@@ -57,10 +57,10 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Why a worker could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It could not become a member of the cluster.
+    /// The worker could not become a member of the cluster.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// It cannot listen or serve.
+    /// The worker cannot listen or serve.
     #[error(transparent)]
     Net(#[from] NetError),
     /// The system refuses the threads that read weights.

@@ -19,7 +19,7 @@ pub enum Source {
     Local(Box<LocalOptions>),
     /// Workers that listen somewhere, in the line's order.
     Remote(Vec<Address>),
-    /// Only those that join.
+    /// Workers come only by joining.
     JoinOnly,
 }
 
@@ -68,9 +68,9 @@ pub struct StageOptions {
 /// A command that brings a machine into the cluster, shown while workers are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JoinHint {
-    /// This command makes a token.
+    /// A command that makes a token.
     Token(String),
-    /// This command is typed on the machine.
+    /// A command to type on the new machine.
     Join(String),
 }
 
@@ -99,7 +99,7 @@ pub struct ClusterConfig {
     pub pki: Option<Arc<Pki>>,
     /// The command shown while machines are missing; `None`: machines cannot join.
     pub how_to_join: Option<JoinHint>,
-    /// What happens when workers cannot be reached.
+    /// How long workers that cannot be reached are waited for.
     pub patience: Patience,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,

@@ -8,10 +8,10 @@
 //!
 //! - [`reconcile`] decides what to do next, and is pure. `supervisor` does it, and hears what happens.
 //! - `members`: `member` is one worker as the supervisor wants it, `departed` remembers those that left. `dial`,
-//!   `reach` and `conn` connect to a worker. `hearts` sends heartbeats, and `pulse` has the last answer. `join`
+//!   `reach` and `conn` connect to a worker. `heartbeats` sends heartbeats, and `pulse` has the last answer. `join`
 //!   accepts workers that come by themselves, `roll` lists workers in words, and `own_name` is the coordinator's own
 //!   id.
-//! - `building` goes from connected workers to an open line: `place`, `load` and `lane` are its steps. `enough` says
+//! - `building` goes from connected workers to an open line: `place`, `load` and `lane` are its steps. `fits` says
 //!   whether the model fits at all, and `progress` counts bytes.
 //! - `weights`: `prepare` sees to it that a worker has its bytes. With `fetch` the worker fetches them, with `gather`
 //!   it asks other workers, and `relay` and `push` send them.

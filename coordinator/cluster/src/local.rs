@@ -80,7 +80,7 @@ pub enum SpawnError {
         /// The system's error.
         source: io::Error,
     },
-    /// It ended, or said something else, before it was ready.
+    /// The worker ended, or said something else, before it was ready.
     #[error("local worker {index} did not get ready: {reason}")]
     NotReady {
         /// Number of the worker.
@@ -149,7 +149,7 @@ impl LocalWorker {
         &self.address
     }
 
-    /// Its process id; `None` once it has ended.
+    /// The worker's process id; `None` once it has ended.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }

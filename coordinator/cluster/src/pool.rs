@@ -96,7 +96,7 @@ impl Pool {
     /// A place for a line, with all workers that it needs.
     ///
     /// # Errors
-    /// What is lacking.
+    /// The error says what is lacking.
     pub fn reserve(&self, demand: Demand) -> Result<Arc<Seat>, String> {
         let (id, loans) = locked(&self.state).reserve(demand)?;
         Ok(self.seated(id, loans))

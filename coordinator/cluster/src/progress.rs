@@ -29,7 +29,7 @@ pub enum Phase {
     Loading,
 }
 
-/// Their words, in order.
+/// The words for the phases, in order.
 const PHASES: [&str; 3] = ["hashing weights", "sending weights", "loading weights"];
 
 #[derive(Clone, Copy, Debug, Default)]

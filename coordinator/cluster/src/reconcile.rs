@@ -31,10 +31,10 @@ const DOUBTS_OF_A_SECOND: u32 = 12;
 /// Number of a member; never used twice by a supervisor. Lower ones come first in the line.
 pub type MemberId = usize;
 
-/// Where a member stands.
+/// State of a member, as far as the decision needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Not connected; the next attempt is due in this long.
+    /// The member is not connected; the next attempt is due in this long.
     Absent {
         /// Zero: the attempt is due.
         retry_in: Duration,
@@ -141,7 +141,7 @@ impl std::fmt::Display for Lacking {
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// These left and are not ours to bring back.
+    /// Members left and are not ours to bring back.
     Forget(Vec<MemberId>),
     /// Start or dial these members, in the background.
     Connect(Vec<MemberId>),

@@ -6,10 +6,10 @@
 
 mod borrow;
 mod change;
-mod coming;
 mod layers;
 mod line;
 mod members;
+mod next_line;
 mod slow;
 mod status;
 
@@ -28,13 +28,13 @@ use tokio_util::sync::CancellationToken;
 use super::watch;
 use crate::building::ahead::{Ahead, Ordered};
 use crate::building::build::{BuildError, Built};
-use crate::building::enough::Enough;
+use crate::building::fits::Fits;
 use crate::building::place;
 use crate::config::{ClusterConfig, Patience};
 use crate::members::conn::WorkerError;
 use crate::members::departed::Departed;
 use crate::members::dial::Connected;
-use crate::members::hearts::Hearts;
+use crate::members::heartbeats::Heartbeats;
 use crate::members::member::{Member, Origin};
 use crate::members::own_name::OwnName;
 use crate::members::placed_stage::Pace;
@@ -53,13 +53,13 @@ use brigade_proto::task::joined;
 
 use borrow::Leaver;
 use change::{Change, Rebalancing};
-use coming::Coming;
+use next_line::NextLine;
 use slow::Window;
 
 /// The supervisor's settings and channels.
 pub(super) struct Ends {
     pub config: Arc<ClusterConfig>,
-    /// Its place at the pool that lends it workers, if there is one.
+    /// The line's place at the pool that lends it workers, if there is one.
     pub seat: Option<Arc<Seat>>,
     pub model: Arc<Model>,
     pub coordinator_id: String,
@@ -127,13 +127,13 @@ pub(super) struct Supervisor {
     goal: Goal,
     /// Consecutive lines that failed soon, without a worker to blame.
     quick_failures: u32,
-    enough: Enough,
+    fits: Fits,
     attempts: JoinSet<(MemberId, Result<Connected, WorkerError>)>,
     /// The task that builds the next line; one at most.
     building: JoinSet<Result<Built, BuildError>>,
-    hearts: Hearts,
+    heartbeats: Heartbeats,
     /// A planned change for which the next line loads.
-    coming: Option<Coming>,
+    next_line: Option<NextLine>,
     /// The task that loads ahead; one at most.
     loading_ahead: JoinSet<Result<Ahead, String>>,
     /// A planned change whose line is taken down.
@@ -179,11 +179,11 @@ impl Supervisor {
             epoch: ends.own_name.epoch(),
             goal,
             quick_failures: 0,
-            enough: Enough::new(ends.model.clone(), config.stage.clone()),
+            fits: Fits::new(ends.model.clone(), config.stage.clone()),
             attempts: JoinSet::new(),
             building: JoinSet::new(),
-            hearts: Hearts::default(),
-            coming: None,
+            heartbeats: Heartbeats::default(),
+            next_line: None,
             loading_ahead: JoinSet::new(),
             change: None,
             settling: JoinSet::new(),
@@ -259,8 +259,8 @@ impl Supervisor {
             Line::Building { .. } => LineSeen::Building,
             Line::Up { .. } => LineSeen::Up,
         };
-        let (enough, members) = (&mut self.enough, &self.members);
-        reconcile::next(&self.goal, &seen, line, &mut |ids| enough.ask(members, ids))
+        let (fits, members) = (&mut self.fits, &self.members);
+        reconcile::next(&self.goal, &seen, line, &mut |ids| fits.ask(members, ids))
     }
 
     /// Waits for the next thing to happen.
@@ -273,7 +273,7 @@ impl Supervisor {
                 let (id, result) = joined(attempt).await;
                 News::Connected(id, Box::new(result))
             }
-            (id, error) = self.hearts.next_silent() => News::Silent(id, error),
+            (id, error) = self.heartbeats.next_silent() => News::Silent(id, error),
             Some(built) = self.building.join_next() => News::Built(Box::new(joined(built).await)),
             Some(ahead) = self.loading_ahead.join_next() => News::Ahead(Box::new(joined(ahead).await)),
             Some(settled) = self.settling.join_next() => News::Settled(joined(settled).await),
@@ -317,7 +317,7 @@ impl Supervisor {
         let expected = if self.goal.was_up { 1 } else { self.goal.expect.max(named).max(1) };
         let called = Roll {
             expected,
-            memory_needed_bytes: self.enough.bytes_over(there.max(expected)),
+            memory_needed_bytes: self.fits.bytes_over(there.max(expected)),
             ..roll::roll(&self.members, stages)
         };
         self.ends.roll.send_if_modified(|roll| {
@@ -362,7 +362,7 @@ impl Supervisor {
     }
 
     async fn leave(mut self) {
-        self.hearts.stop_all();
+        self.heartbeats.stop_all();
         self.building.abort_all();
         self.settling.abort_all();
         self.loading_ahead.abort_all();

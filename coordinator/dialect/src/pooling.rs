@@ -32,7 +32,7 @@ impl Pooling {
         brigade_models::describe(gguf).is_ok_and(|spec| !spec.is_encoder())
     }
 
-    /// By the name that requests and commands have for it.
+    /// The way of pooling that requests and commands call by this name.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "mean" => Some(Self::Mean),

@@ -51,7 +51,7 @@ struct Markup {
     said: Said,
     /// Control tokens that are markers, ascending.
     visible: Arc<[u32]>,
-    /// Their names, as parsers read them.
+    /// Names of those markers, as parsers read them.
     hidden: Arc<[String]>,
 }
 
@@ -152,7 +152,7 @@ impl TextModel {
     /// Takes another chat template than the model's own.
     ///
     /// # Errors
-    /// It does not parse.
+    /// The template does not parse.
     pub fn set_template(&mut self, source: &TemplateSource) -> Result<(), TextError> {
         let tokens = TemplateTokens::of(&self.tokenizer);
         self.template = Some(match source {

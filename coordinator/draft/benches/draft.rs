@@ -72,7 +72,7 @@ fn timed<T>(call: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_secs_f64() * 1e6, given)
 }
 
-/// Where `share` of the figures are below.
+/// The figure that `share` of the figures are below.
 fn quantile(mut figures: Vec<f64>, share: f64) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[(figures.len() as f64 * share) as usize]

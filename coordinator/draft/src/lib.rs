@@ -12,14 +12,14 @@
 //! - [`WithModel`] adds the drafts of the model's own drafting block.
 //! - [`Forced`] drafts a recorded answer with a chosen share of wrong tokens, for benchmarks.
 
-mod forced;
 mod model;
+mod recorded;
 mod suffix;
 
 use std::fmt::Debug;
 
-pub use forced::Forced;
 pub use model::WithModel;
+pub use recorded::Forced;
 pub use suffix::{DEFAULT_MEMORY, MAX_AHEAD, Suffix};
 
 /// The request that tokens are drafted for.
@@ -65,7 +65,7 @@ impl Source {
     pub const ALL: [Self; 6] =
         [Self::Own, Self::Recent, Self::Expected, Self::Forced, Self::Grammar, Self::Model];
 
-    /// Its name in metrics.
+    /// The source's name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Own => "own",
@@ -86,7 +86,7 @@ pub struct Draft {
     /// For each token of `ahead` and of this draft, the estimated probability (0 to 1) that it is right where all
     /// before it are.
     pub odds: Vec<f32>,
-    /// Where all of them come from.
+    /// The source of all tokens.
     pub source: Source,
     /// How many of the last tokens before the draft (`ahead` among them) stand before these tokens in the text that
     /// they come from. For token `i` of the draft it is `matched + i`.
@@ -140,17 +140,16 @@ pub trait Drafter: Send + Debug {
         Vec::new()
     }
 
-    /// At most `most` tokens that may follow the stream's sure tokens and `ahead`, which were drafted before and are in
-    /// flight. There may be fewer where a text ends; what follows then comes with the next call.
+    /// Drafts at most `most` tokens that may follow the stream's sure tokens and `ahead`, which were drafted before
+    /// and are in flight. There may be fewer where a text ends; what follows then comes with the next call.
     fn draft(&mut self, stream: StreamId, ahead: &[u32], most: usize) -> Draft;
 
     /// Reports whether a drafted token was right. Only tokens count before which all were right. `matched` is the
     /// draft's number of matched tokens plus the token's index in the draft. Later `odds` follow from it.
     fn judged(&mut self, stream: StreamId, source: Source, matched: usize, right: bool);
 
-    /// There is time to get ready for a stream, as while its prompt is computed: at most `most` of its tokens are
-    /// made ready to be found. Returns how many are still to do. Drafts are made without it as well, from finished
-    /// work.
+    /// Uses the time while a stream's prompt is computed to get ready: at most `most` of the stream's tokens are made
+    /// ready to be found. Returns how many are still to do. Drafts are made without it as well, from finished work.
     fn prepare(&mut self, stream: StreamId, most: usize) -> usize {
         let _ = (stream, most);
         0

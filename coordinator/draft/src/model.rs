@@ -19,7 +19,7 @@ const LEAST_RIGHT: f32 = 0.1;
 /// First drafts that must have been seen before that is said of an owner.
 const ENOUGH: f32 = 48.0;
 
-/// Of an owner's requests for which the block did not pay, one in this many tries again.
+/// How often an owner for which the block did not pay tries it again: with one in this many requests.
 const TRY_EVERY: u32 = 16;
 
 /// A stream that had no drafts for so many tokens may have some, as if nothing was known of it but whose it is.
@@ -56,7 +56,7 @@ struct Stream {
 #[derive(Debug, Default)]
 struct Owner {
     seen: Seen,
-    /// Its requests since the last one whose prompt passed through the block, where that did not pay.
+    /// The owner's requests since the last one whose prompt passed through the block, where that did not pay.
     n_without: u32,
     asked: u64,
 }

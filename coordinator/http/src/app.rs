@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::access::Access;
 use crate::clients::audit::Audit;
+use crate::clients::concurrency::UnderWay;
 use crate::clients::name::Name;
-use crate::clients::under_way::UnderWay;
 use crate::error::ApiError;
 use crate::events::resumable::{Resumable, Streams};
 use crate::request::bodies::Bodies;
@@ -48,7 +48,7 @@ pub struct App {
     pub max_seqs: u32,
     /// Whether anything is kept of prompts.
     pub keeps: bool,
-    /// Where its resumable streams are noted.
+    /// The journal in which its resumable streams are noted.
     pub journal: Option<Journal>,
     /// Answers operators about its line.
     pub admin: Admin,
@@ -71,7 +71,7 @@ pub struct Door {
     pub bodies: Bodies,
     /// The API keys, or free access.
     pub access: Access,
-    /// Where it is written down who asked.
+    /// The log of who asked.
     pub audit: Option<Audit>,
     /// Requests that are being answered.
     pub under_way: UnderWay,

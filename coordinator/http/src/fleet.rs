@@ -92,7 +92,7 @@ pub trait Source: Debug + Send + Sync {
 /// One of the models.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Of a model that is not loaded: without a line.
+    /// What handlers know of the model; without a line while the model is not loaded.
     app: App,
     loader: Option<Arc<dyn Loader>>,
 }
@@ -333,7 +333,7 @@ impl Fleet {
     /// The model that a request calls by `model`; `None`: it names none.
     ///
     /// # Errors
-    /// It is not here, or the request's key may not use it.
+    /// The model is not here, or the request's key may not use it.
     pub(crate) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
             return self.usable(name).into_iter().next().ok_or_else(|| match self.all().first() {

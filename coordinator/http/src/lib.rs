@@ -11,7 +11,7 @@
 //! - `clients`: the client behind a request. `access` checks keys, `usage` counts tokens, `audit` logs requests, and
 //!   `shares` divides common resources between keys.
 //! - `request`: parsing. `bodies` receives a body, `fields` and `value` read its JSON. `params` and its neighbours
-//!   read fields that several addresses share, `chat_request` reads a chat. `unread` lists the fields that are
+//!   read fields that several addresses share, `chat_request` reads a chat. `ignored_fields` lists the fields that are
 //!   ignored.
 //! - `events`: server-sent events (`sse`, `writer`), and streams that outlive their readers (`resumable`).
 //! - `answer`: `choices` runs sequences, `chat_answer` and `blocks` parse their text, `pooled` makes vectors.
@@ -42,7 +42,7 @@ use crate::openai::{chat, completions};
 pub use app::{App, Door};
 pub use clients::access::Access;
 pub use clients::audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
-pub use clients::under_way::UnderWay;
+pub use clients::concurrency::UnderWay;
 pub use error::ApiError;
 pub use events::resumable::Streams;
 pub use fleet::{Coming, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source, Wish};
@@ -68,7 +68,7 @@ pub enum Endpoint {
 /// Reads a body as its endpoint does, and no more: for fuzzing.
 ///
 /// # Errors
-/// What the client would be told.
+/// The error that the client would get.
 pub fn check_body(endpoint: Endpoint, body: &[u8], limits: &Limits) -> Result<(), ApiError> {
     match endpoint {
         Endpoint::Chat => chat::check(body, limits),

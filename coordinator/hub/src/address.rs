@@ -51,7 +51,7 @@ fn asked(client: &Client, name: &str, url: &str) -> Result<RemoteFile, HubError>
 /// A page for people is an error that came with the status of a file.
 ///
 /// # Errors
-/// It is one.
+/// The answer is such a page.
 pub fn refuse_page(answer: &Answer) -> Result<(), HubError> {
     if text(&answer.head, "content-type").is_some_and(|ty| ty.starts_with("text/html")) {
         Err(HubError::NotGguf {
@@ -72,7 +72,7 @@ pub fn whole_size(answer: &Answer) -> Option<u64> {
     }
 }
 
-/// Where a part begins, and how long the whole file is.
+/// The beginning of a part, and the length of the whole file.
 pub fn content_range(head: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let (range, whole) = text(head, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
     let (from, _) = range.split_once('-')?;

@@ -14,7 +14,7 @@ const MAX_SPLIT: usize = 9999;
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteFile {
-    /// Its path in the repository.
+    /// The file's path in the repository.
     pub path: String,
     /// Size in bytes.
     pub size: u64,

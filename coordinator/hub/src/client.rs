@@ -62,7 +62,7 @@ pub struct Part<'a> {
     pub from: u64,
     /// The end of the range, not included; `None`: the end of the file.
     pub until: Option<u64>,
-    /// Only if the file is still this one; otherwise all of it comes.
+    /// The state that the file must still be in; otherwise all of it comes.
     pub etag: Option<&'a str>,
 }
 
@@ -299,7 +299,7 @@ impl Answer {
     /// The body as text, of at most `limit` bytes.
     ///
     /// # Errors
-    /// It is longer, is no UTF-8, or breaks off.
+    /// The body is longer, is no UTF-8, or breaks off.
     pub fn text(&mut self, limit: u64) -> Result<String, HubError> {
         let read = self.body.with_config().limit(limit).read_to_string();
         read.map_err(|error| match error {

@@ -33,7 +33,7 @@ const MAGIC: &[u8] = b"GGUF";
 pub struct Wanted<'a> {
     /// The address of the file.
     pub url: &'a str,
-    /// Its expected size and hash.
+    /// The file with its expected size and hash.
     pub file: &'a RemoteFile,
     /// The path to which it is written.
     pub target: &'a Path,
@@ -178,7 +178,7 @@ fn strong_etag(answer: &Answer) -> Option<String> {
 /// Refuses what does not begin like a model file.
 ///
 /// # Errors
-/// It does not.
+/// The file begins otherwise.
 pub fn check_magic(url: &str, start: &[u8]) -> Result<(), HubError> {
     let n = start.len().min(MAGIC.len());
     if start[..n] == MAGIC[..n] {

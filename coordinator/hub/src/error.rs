@@ -27,7 +27,7 @@ pub enum HubError {
         /// The host that was asked.
         host: String,
     },
-    /// Its owner wants something to be accepted first.
+    /// The repository's owner wants something to be accepted first.
     #[error(
         "{repo} is gated: open {page} in a browser, accept its terms there, and set HF_TOKEN to a token of that account \
          (https://huggingface.co/settings/tokens)"
@@ -187,7 +187,7 @@ pub enum HubError {
         /// The parser's error.
         why: String,
     },
-    /// There is no room.
+    /// The folder has no room for the file.
     #[error(
         "{folder} has {free} bytes free, {name} needs {needed} more: make room (brigade prune), or name another folder with --download-dir"
     )]

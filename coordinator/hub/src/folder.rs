@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use super::choice::{is_model, label, split_of};
 use super::error::HubError;
 use super::lock::mtime_ns;
-use super::own::FOLDERS;
+use super::own_folder::FOLDERS;
 
 /// Folders below it, at most.
 const MAX_DEPTH: usize = 6;
@@ -26,11 +26,11 @@ const UNFINISHED: [&str; 3] = ["aria2", "part", "incomplete"];
 /// A model of the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filed {
-    /// Its file's name without ending and number, behind the folders that lead to it.
+    /// The name of the model's file without ending and number, behind the folders that lead to it.
     pub name: String,
     /// The name of its quantisation.
     pub quant: String,
-    /// Its files, the first one first.
+    /// The model's files, the first one first.
     pub paths: Vec<PathBuf>,
     /// Bytes of all its files.
     pub size: u64,
@@ -41,7 +41,7 @@ pub struct Filed {
 /// All models in `folder`, by name. Hidden files, links to folders, and what brigade has put into `own` are left out.
 ///
 /// # Errors
-/// It cannot be read, lies where brigade deletes, or has too many files.
+/// The folder cannot be read, lies where brigade deletes, or has too many files.
 pub fn list(folder: &Path, own: &Path) -> Result<Vec<Filed>, HubError> {
     check(folder, own)?;
     let skipped = fs::canonicalize(own).ok();

@@ -16,7 +16,7 @@ use ureq::unversioned::transport::NextTimeout;
 pub struct PrivateAddress {
     /// The host's name.
     pub host: String,
-    /// Its first private address.
+    /// The host's first private address.
     pub address: IpAddr,
 }
 
@@ -59,7 +59,7 @@ impl Guard {
     /// Refuses an address that is written in numbers: a proxy would connect to it unseen.
     ///
     /// # Errors
-    /// It is inside, and not named.
+    /// The address is inside, and not named.
     pub fn check_written(&self, uri: &Uri) -> Result<(), PrivateAddress> {
         let host = uri.host().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']');

@@ -33,7 +33,7 @@ impl Sha256 {
     /// The hash of all that a file has from its start; how many bytes that was.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn of_start(mut file: &File) -> io::Result<(Self, u64)> {
         let (mut hash, mut piece, mut length) = (Self::default(), vec![0; PIECE], 0);
         loop {
@@ -51,7 +51,7 @@ impl Sha256 {
 /// The SHA-256 of a file.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn of_file(path: &Path) -> io::Result<String> {
     Ok(Sha256::of_start(&File::open(path)?)?.0.finish())
 }

@@ -9,11 +9,11 @@
 //! - [`stores`] finds files that other programs have downloaded.
 //! - [`folder`] is a folder of models that the operator fills.
 //! - [`lock`] is `models.lock`: the commit, sizes and hashes of each name.
-//! - [`own`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it.
+//! - [`own_folder`] is brigade's own folder: the only place where anything is written or deleted. [`download`] fills it.
 //!   [`heads`] fetches beginnings of files only, to plan or inspect a model without its weights.
 //! - [`ranges`] reads stretches of files, for workers that need a part of a model; [`remote`] is a model that has none of its
 //!   weights here.
-//! - [`resolver`] joins them: a name in, a file that can be opened out. [`shelf`] lists, removes and prunes.
+//! - [`resolver`] joins them: a name in, a file that can be opened out. [`local_models`] lists, removes and prunes.
 
 pub mod address;
 pub mod choice;
@@ -25,16 +25,16 @@ pub mod guard;
 pub mod hash;
 pub mod heads;
 pub mod huggingface;
+pub mod local_models;
 pub mod lock;
 pub mod name;
-pub mod own;
+pub mod own_folder;
 pub mod part;
 pub mod ranges;
 pub mod registry;
 pub mod remote;
 pub mod resolver;
 pub mod settings;
-pub mod shelf;
 pub mod stores;
 
 pub use error::HubError;

@@ -56,14 +56,14 @@ pub struct Entry {
     pub quant: String,
     /// When it was last run, or fetched: seconds since 1970.
     pub last_used: u64,
-    /// Its files, the first one first.
+    /// The model's files, the first one first.
     pub files: Vec<LockedFile>,
 }
 
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockedFile {
-    /// Its address, without a query.
+    /// The file's address, without a query.
     #[serde(default)]
     pub url: String,
     /// Size in bytes.
@@ -130,7 +130,7 @@ impl Lock {
     /// Reads the file. A missing file is an empty lock.
     ///
     /// # Errors
-    /// It is damaged, or of a newer program.
+    /// The file is damaged, or of a newer program.
     pub fn read(data_dir: &Path) -> Result<Self, HubError> {
         let path = data_dir.join(FILE_NAME);
         let wrong = |why: String| HubError::Lock { path: path.clone(), why };
@@ -241,7 +241,7 @@ impl Lock {
     /// Changes the file, alone: others wait.
     ///
     /// # Errors
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     pub fn update(data_dir: &Path, change: impl FnOnce(&mut Self)) -> Result<(), HubError> {
         fs::create_dir_all(data_dir).map_err(HubError::io("make", data_dir))?;
         let guard = data_dir.join(format!("{FILE_NAME}.guard"));

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// A file at an address, in the state that is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileAt {
-    /// Where it is; it may be signed.
+    /// The file's address; it may be signed.
     pub url: String,
     /// Bytes of all of it.
     pub size: u64,

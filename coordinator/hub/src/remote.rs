@@ -10,7 +10,7 @@ use super::heads;
 use super::huggingface::{Resolved, refuse};
 use super::lock::{Hashes, Lock, LockedFile, Place};
 use super::name::{ModelName, without_query};
-use super::own::Own;
+use super::own_folder::Own;
 use super::part::free_in;
 use super::ranges::FileAt;
 use super::resolver::{
@@ -143,8 +143,8 @@ impl Remote {
     /// Remembers hashes of tensors, in the lock too. A hash that differs from an earlier one is refused, with the
     /// tensor's name, whichever process or machine saw the earlier one.
     ///
-    /// # Errors
-    /// Such a hash. That they cannot be written down is told in the log: they are seen anew.
+    /// # Errors A hash differs from an earlier one. The log says where hashes cannot be written down: they are then
+    /// computed anew.
     pub fn record(&self, found: &[(String, String)]) -> Result<(), HubError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = |(tensor, got): &(String, String)| known.get(tensor) != Some(got);

@@ -12,7 +12,7 @@ use super::heads::{self, Beginning};
 use super::huggingface::{self, Resolved};
 use super::lock::{Entry, Lock, LockedFile, Place, mtime_ns, unix_now};
 use super::name::{HubName, ModelName, without_query};
-use super::own::Own;
+use super::own_folder::Own;
 use super::part::{bytes_of, free_in};
 use super::settings::Settings;
 use super::{address, folder, registry, stores};

@@ -9,7 +9,7 @@ use super::error::HubError;
 use super::hash::is_sha256;
 use super::huggingface::Resolved;
 use super::name::{HubName, ModelName, OllamaName};
-use super::own::is_plain;
+use super::own_folder::is_plain;
 use super::registry;
 use super::settings::Settings;
 
@@ -28,7 +28,7 @@ pub struct Stored {
     pub store: &'static str,
     /// The name of its quantisation.
     pub quant: String,
-    /// Where its files are, the first one first.
+    /// Paths of the model's files, the first one first.
     pub paths: Vec<PathBuf>,
 }
 

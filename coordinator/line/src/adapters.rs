@@ -91,7 +91,7 @@ fn check_scale(scale: f32) -> Result<(), AdapterError> {
 /// An adapter that the server was started with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// Its file's name, without `.gguf`.
+    /// The name of the adapter's file, without `.gguf`.
     pub name: String,
     /// The scale for requests that name no adapters.
     pub scale: f32,

@@ -128,7 +128,7 @@ pub struct ModelState {
     pub reason: Option<String>,
     /// Memory of the server's machine that its line has, or would have.
     pub bytes: u64,
-    /// For how long it has been idle; `None` where it is in use or not loaded.
+    /// Time for which the model has been idle; `None` where it is in use or not loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
 }
@@ -162,26 +162,26 @@ pub struct ClusterStatus {
     pub next: Option<String>,
 }
 
-/// Where a machine stands.
+/// State of a machine in the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
-    /// It has layers of the line.
+    /// The node has layers of the line.
     Serves,
-    /// It has layers, which are being moved to others.
+    /// The node has layers, which are being moved to others.
     Draining,
-    /// It is connected and has no layers.
+    /// The node is connected and has no layers.
     Spare,
-    /// It was drained, and is connected.
+    /// The node was drained, and is connected.
     Drained,
-    /// It is connected, and there is no line.
+    /// The node is connected, and there is no line.
     Waiting,
-    /// It is wanted, and was never there.
+    /// The node is wanted, and was never there.
     #[default]
     Missing,
-    /// It was there and is gone.
+    /// The node was there and is gone.
     Lost,
-    /// It cannot or will not serve.
+    /// The node cannot or will not serve.
     Refused,
 }
 
@@ -191,7 +191,7 @@ pub enum NodeState {
 pub struct NodeStatus {
     /// The name by which commands know the worker.
     pub name: String,
-    /// Where it is dialled.
+    /// Address at which the machine is dialled.
     pub address: String,
     /// The id of its key, in hexadecimal; none over plain connections.
     pub key: Option<String>,

@@ -20,7 +20,7 @@ use crate::handle::{Failure, FinishReason, Lingering, RequestId, SeqEvent, Seque
 pub struct TokenPiece {
     /// The token's id in the vocabulary.
     pub id: u32,
-    /// Its bytes; none for a control token.
+    /// The token's bytes; none for a control token.
     pub bytes: Vec<u8>,
     /// Natural logarithm of its probability, if asked for.
     pub logprob: Option<f32>,

@@ -141,7 +141,7 @@ pub enum SubmitError {
         /// The reason, for the client.
         reason: String,
     },
-    /// It can never run here.
+    /// The request can never run here.
     #[error(transparent)]
     Invalid(#[from] RequestError),
 }
@@ -153,11 +153,11 @@ pub struct Submission {
     pub id: RequestId,
     /// The request to run.
     pub request: Request,
-    /// Where its events go; has room for all it can cause.
+    /// The channel of its events; has room for all that the request can cause.
     pub events: mpsc::Sender<SeqEvent>,
     /// Answered when the scheduler has taken or refused the request.
     pub verdict: oneshot::Sender<Result<(), SubmitError>>,
-    /// Where [`Sequence::reused`] and [`Sequence::recomputed`] are told.
+    /// Cells that tell [`Sequence::reused`] and [`Sequence::recomputed`].
     pub counts: Arc<Counts>,
     /// The journal's record of it, if it is resumable.
     pub past: Option<Past>,

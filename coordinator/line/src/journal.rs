@@ -151,7 +151,7 @@ impl Journal {
     /// Whether a journal in `folder` has requests of `model` that were not over. It stays as it is.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The journal cannot be read.
     pub fn has_requests(folder: &Path, model: &str, bounds: Bounds) -> Result<bool, JournalError> {
         let path = folder.join(FILE);
         let found = file::look_into(&path, model, bounds);

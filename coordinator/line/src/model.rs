@@ -95,13 +95,13 @@ pub enum OpenError {
 /// An opened model, ready to be served.
 #[derive(Debug)]
 pub struct Model {
-    /// Its metadata and tensor directory.
+    /// The model's metadata and tensor directory.
     pub gguf: Gguf,
-    /// Its open files; `None` where only its description was asked for.
+    /// The model's open files; `None` where only its description was asked for.
     pub files: Option<TensorFiles>,
     /// The description of its layers.
     pub spec: ModelSpec,
-    /// Its tokenizer, chat template and names.
+    /// The model's tokenizer, chat template and names.
     pub text: Arc<TextModel>,
     /// Heads that turn a text's rows into verdicts or vectors, where the file has them.
     pub heads: Arc<Heads>,
@@ -353,8 +353,8 @@ impl Model {
             .sum()
     }
 
-    /// A text that names everything answers depend on besides requests and the line: the metadata, the weights as far
-    /// as a lock knows them, adapters with their scales and files, and control vectors.
+    /// A text that names everything answers depend on besides requests and the line. This is the metadata, the
+    /// weights as far as a lock knows them, adapters with their scales and files, and control vectors.
     pub fn identity(&self) -> String {
         let n = self.adapters.iter().len();
         let files: Vec<_> = self.files.iter().flat_map(TensorFiles::states).collect();
@@ -370,7 +370,7 @@ impl Model {
         format!("{}{source}{}{stamps}{vectors}", self.header_hash, self.adapters.identity())
     }
 
-    /// Its tensors without those of adapters, and without those that no stage of a text model has.
+    /// The model's tensors without those of adapters, and without those that no stage of a text model has.
     fn own_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.gguf
             .tensors()

@@ -73,7 +73,7 @@ pub struct Request {
     pub share: Share,
     /// The namespace of kept prompts that it may begin with; `None`: its owner's.
     pub namespace: Option<Namespace>,
-    /// Its key's flag: the sequence ends with the key.
+    /// The flag of the request's key: the sequence ends with the key.
     pub force: Force,
     /// Time limit from its submission on.
     pub within: Option<Duration>,
@@ -105,7 +105,7 @@ pub struct Guiding {
 /// How tokens are to be drawn, as the client put it.
 #[derive(Clone, Debug, Default)]
 pub struct Drawing {
-    /// At most this many; `None`: as many as there is room for, of which [`Limits::answer`] are sure.
+    /// A number of tokens at most; `None`: as many as there is room for, of which [`Limits::answer`] are sure.
     pub max_tokens: Option<u32>,
     /// Settings of the chain.
     pub params: SamplingParams,
@@ -176,7 +176,7 @@ pub enum RequestError {
     TokenOutOfRange {
         /// The refused id.
         id: u32,
-        /// Its place in the prompt.
+        /// The token's place in the prompt.
         pos: usize,
         /// Size of the vocabulary.
         n_vocab: u32,

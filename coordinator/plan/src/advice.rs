@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
+use super::capacity::{capacity, largest, wishes};
 use super::cost::Costs;
 use super::cuts::{self, Join};
 use super::facts::{ModelFacts, WorkerFacts};
-use super::room::{capacity, largest, wishes};
 use super::units::{format_bytes, format_bytes_up};
 use super::{KV_TYPE_SMALLEST, PlanSettings};
 

@@ -24,7 +24,7 @@ impl Join {
 
 /// The cheapest way to give layers `0..n_layers` to `n_workers` in order: the cost and a range for each worker
 /// (empty: unused). `cost(worker, range)` is `None` where the worker cannot have the range. Returns `None` if no way
-/// is possible. Of equally cheap ways, it takes the one that uses the earlier workers.
+/// is possible. It takes the way that uses the earlier workers, where several are equally cheap.
 pub(super) fn cheapest(
     n_workers: usize,
     n_layers: usize,

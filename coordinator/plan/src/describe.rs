@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::cost::Costs;
 use super::facts::{HostExperts, SequenceBytes};
-use super::held;
+use super::kept_weights;
 use super::place::Placement;
 use super::units::format_bytes;
 use super::{Plan, StagePlan};
@@ -32,7 +32,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
     let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
     let mut notes = notes(costs, &placement, &unused);
-    notes.extend(held::note(costs, &used));
+    notes.extend(kept_weights::note(costs, &used));
     notes.extend(costs.model.passes());
     Plan {
         model: costs.model.name.clone(),

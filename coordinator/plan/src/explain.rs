@@ -57,8 +57,8 @@ impl Plan {
         }
     }
 
-    /// A text such as `up to 4 states of 12.00 MiB each, in the places of sequences that do not run`: states that a
-    /// stream keeps beside its own when it runs ahead. `None` where sequences have no states.
+    /// The states that a stream keeps beside its own when it runs ahead, in words: `up to 4 states of 12.00 MiB each,
+    /// in the places of sequences that do not run`. `None` where sequences have no states.
     pub fn describe_planes(&self) -> Option<String> {
         let state = self.sequence.conv_bytes + self.sequence.scan_bytes;
         let n = self.capacity.n_slots.saturating_sub(1);

@@ -268,7 +268,7 @@ pub enum HostExperts {
     Auto,
     /// All layers.
     All,
-    /// This many first layers of the model.
+    /// So many first layers of the model.
     Layers(u32),
 }
 

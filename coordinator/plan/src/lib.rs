@@ -11,13 +11,13 @@
 //!
 //! - `facts` is the planner's input; `from_gguf` and `cluster_file` read it. `cost` computes time and memory of
 //!   layers.
-//! - `cuts` finds the best cuts, `hand` takes the operator's, `held` leaves weights where they are.
-//! - `room` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
+//! - `cuts` finds the best cuts, `manual_cuts` takes the operator's, `kept_weights` leaves weights where they are.
+//! - `capacity` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
 
 mod advice;
 mod balance;
-mod beside;
+mod capacity;
 mod cluster_file;
 mod cost;
 mod cuts;
@@ -26,11 +26,11 @@ mod error;
 mod explain;
 mod facts;
 mod from_gguf;
-mod hand;
-mod held;
+mod host_experts;
+mod kept_weights;
+mod manual_cuts;
 mod place;
 mod predict;
-mod room;
 mod units;
 
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub use facts::{
     DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, SequenceBytes,
     WorkerFacts,
 };
-pub use hand::HandCut;
+pub use manual_cuts::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
 
@@ -160,7 +160,7 @@ impl Capacity {
     }
 }
 
-/// Where everything goes, and why.
+/// A plan: where everything goes, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// Name of the model.
@@ -279,7 +279,7 @@ pub fn plan_by_hand(
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
     let costs = cost::Costs::new(model, workers, settings);
-    let placement = hand::place(&costs, cut)?;
+    let placement = manual_cuts::place(&costs, cut)?;
     Ok(describe::describe(&costs, placement))
 }
 
@@ -306,8 +306,8 @@ pub fn plan_line(
 /// too little.
 pub fn least_bytes(model: &ModelFacts, settings: &PlanSettings, n_workers: usize) -> u64 {
     let costs = cost::Costs::new(model, &[], settings);
-    let least = room::wishes(settings).least;
-    costs.memory_over(n_workers, room::capacity(settings, least, 0))
+    let least = capacity::wishes(settings).least;
+    costs.memory_over(n_workers, capacity::capacity(settings, least, 0))
 }
 
 fn check(
@@ -328,7 +328,7 @@ fn check(
         let good = value.is_finite() && value > 0.0;
         if good { Ok(()) } else { Err(PlanError::BadNumber { what, value: value.to_string() }) }
     };
-    beside::check(model, workers)?;
+    host_experts::check(model, workers)?;
     for worker in workers {
         positive(format!("gbps of worker {}", worker.name), worker.gbps)?;
         positive(format!("gops of worker {}", worker.name), worker.gops)?;

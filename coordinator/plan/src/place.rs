@@ -1,20 +1,20 @@
 //! Chooses the order of the workers, the size of the KV cache and the cuts together.
 //!
 //! Room for one sequence of full length comes first, even if a slow worker has to be used for it. A larger KV cache
-//! can force layers onto slower workers. So the planner takes the largest number of KV pages beyond that, up to the
-//! one asked for, that makes the slowest stage at most [`SPEED_FOR_CAPACITY`] times as slow as the smallest number
-//! would. The memory that is left then holds recurrent states of kept sequences. Where memory is short, fewer kept
-//! sequences is the first thing that gives way.
+//! can force layers onto slower workers. So the planner takes more KV pages than that, up to the number asked for. It
+//! stops where the slowest stage would be more than [`SPEED_FOR_CAPACITY`] times as slow as with the smallest number.
+//! The memory that is left then holds recurrent states of kept sequences. Where memory is short, fewer kept sequences
+//! is the first thing that gives way.
 
 use std::ops::Range;
 
 use super::advice::Case;
+use super::capacity::{Wishes, capacity, largest, wishes};
 use super::cost::{Costs, StageMemory, StageTime};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
 use super::facts::WorkerFacts;
-use super::held;
-use super::room::{Wishes, capacity, largest, wishes};
+use super::kept_weights;
 use super::{Capacity, PlanSettings};
 
 /// Slowdown of the slowest stage that more KV cache is worth.
@@ -81,12 +81,12 @@ fn rather_held(
     best: Placement,
     place: impl Fn(&[usize]) -> Option<(f64, Placement)>,
 ) -> Placement {
-    let order = held::held_order(costs);
+    let order = kept_weights::held_order(costs);
     if order == best.order || costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return best;
     }
     let is_better = |(time, other): &(f64, Placement)| {
-        *time <= slowest * held::SPEED_FOR_KEPT
+        *time <= slowest * kept_weights::SPEED_FOR_KEPT
             && other.capacity.n_blocks >= best.capacity.n_blocks
             && loads(costs, other) < loads(costs, &best)
     };
@@ -140,7 +140,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
         if costs.has_states() { largest(0, keep, |n| good(n_blocks, n, slowest)) } else { keep };
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs.settings, n_blocks, n_kept);
-    let ranges = held::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);
+    let ranges = kept_weights::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);
     let (order, by_hand) = (order.to_vec(), None);
     let placement = Placement { order, ranges, capacity, wished_blocks: wished, by_hand };
     Some((slowest, placement))

@@ -3,10 +3,10 @@
 //! A stage's time for a ubatch is the time to read its weights once, plus the time to compute its rows, both
 //! at the worker's measured speed. The two overlap in part, so this is an upper bound.
 //!
-//! Two costs count in decode only: the head, which computes few rows of a prompt, and the reading of a
-//! stream's states. These are its KV cache (of a typical length) and its recurrent state. Of a layer's
-//! experts, those are read that the ubatch's rows are expected to choose, if all experts are equally likely.
-//! Every link carries the bytes of its own cut.
+//! Two costs count in decode only: the head, which computes few rows of a prompt, and the reading of a stream's
+//! states. These are its KV cache (of a typical length) and its recurrent state. A ubatch reads the experts of a
+//! layer that its rows are expected to choose, if all experts are equally likely. Every link carries the bytes of its
+//! own cut.
 
 use brigade_sched::sim::{LinkModel, Nature, Outcome, Sim, StageModel, Workload};
 use brigade_sched::{LineSpec, SchedConfig};

@@ -3,7 +3,7 @@
 /// `12G`, `512M`, `1.5g`, `2TiB`, `4096`: powers of 1024.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The error says what is wrong with the text.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

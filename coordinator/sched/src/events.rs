@@ -101,7 +101,7 @@ impl Default for Share {
 }
 
 impl Request {
-    /// Where its prompt stands with others.
+    /// The namespace of the request's prompt.
     pub(crate) fn namespace(&self) -> Namespace {
         self.namespace.unwrap_or_else(|| Namespace::of_owner(self.share.owner))
     }
@@ -124,7 +124,7 @@ impl Request {
         }
     }
 
-    /// This many tokens of the answer exist already: a place must have room for them and for the next token.
+    /// Notes that so many tokens of the answer exist already: a place must have room for them and for the next token.
     pub(super) fn has_generated(&mut self, n: usize) {
         if let Work::Generate { sure, .. } = &mut self.work {
             *sure = (*sure).max(n as u32 + 1);
@@ -207,12 +207,12 @@ pub enum Event {
     /// or with an [`Event::Cancel`] and no action.
     Submit(Request),
     /// A request that another scheduler had begun, with the tokens that it had reported, fewer than all. It has its
-    /// place before those that never had one, waits for a line as if one had been lost under it, and ends as after
-    /// [`Event::Submit`]; its next token has the next index.
+    /// place before those that never had one, and waits for a line as if one had been lost under it. It ends as after
+    /// [`Event::Submit`]. Its next token has the next index.
     GoOn {
         /// The request as it was submitted to the other scheduler.
         request: Request,
-        /// Its tokens so far.
+        /// The sequence's tokens so far.
         generated: Vec<u32>,
         /// Mirostat's, after the last of them.
         mu: Option<f32>,
@@ -435,7 +435,7 @@ pub enum Unfinished {
         /// Tokens that were reported before.
         generated: u32,
     },
-    /// It waited, and its place in the full queue went to an owner that has fewer there.
+    /// The request waited, and its place in the full queue went to an owner that has fewer there.
     Displaced {
         /// Whole seconds until a place is likely to be free.
         retry_after_s: u64,
@@ -492,10 +492,10 @@ pub enum Rejection {
     /// Try again later (HTTP 429).
     #[error(transparent)]
     QueueFull(QueueFull),
-    /// It can never run on this line (HTTP 400).
+    /// The request can never run on this line (HTTP 400).
     #[error(transparent)]
     TooLong(TooLong),
-    /// It has a companion, and this line cannot do that (HTTP 400).
+    /// The request has a companion, and this line cannot do that (HTTP 400).
     #[error("it runs as two sequences: {0}")]
     NoCompanion(NoCompanion),
     /// The request makes no sense (HTTP 400).

@@ -59,11 +59,11 @@ pub(super) struct Admitted {
     pub blocks: Vec<PageId>,
     /// The space within which others may begin with its states.
     pub space: Space,
-    /// Where in the tree of prompts it stands, and under which number; `None`: others begin with nothing of it.
+    /// The sequence's place in the tree of prompts, and its number there; `None`: others begin with nothing of it.
     pub node: Option<(SeqNo, NodeId)>,
     /// The kept state that it began with, if that was one.
     pub source: Option<KeptId>,
-    /// Where its state is to be kept while its prompt is read, ascending.
+    /// Positions at which its state is to be kept while its prompt is read, ascending.
     pub marks: VecDeque<Mark>,
     /// Tokens of the prompt that others stood for.
     pub reused: u32,
@@ -73,7 +73,8 @@ pub(super) struct Admitted {
     pub sent: u32,
     /// A sampled token of it is on its way.
     pub awaiting: bool,
-    /// Its mask was not ready when that token was to be drawn. Until then it has no rows, and nothing waits for it.
+    /// Whether the sequence's mask was not ready when that token was to be drawn. Until then it has no rows, and
+    /// nothing waits for it.
     pub put_off: bool,
     /// A window's mask was not made in time: its next part has no drafts.
     pub masks_late: bool,
@@ -107,7 +108,7 @@ pub(super) struct Admitted {
     pub drafts: Option<Arc<[u32]>>,
     /// Whether the model's own block reads its rows too.
     pub own_drafts: bool,
-    /// Its windows in flight; `None`: it has never run ahead.
+    /// The sequence's windows in flight; `None`: it has never run ahead.
     pub ahead: Option<Box<RunAhead>>,
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use brigade_gguf::Gguf;
+use brigade_hub::local_models::{self, Row, Taken};
 use brigade_hub::resolver::Resolver;
 use brigade_hub::settings::Settings;
-use brigade_hub::shelf::{self, Row, Taken};
 use brigade_line::clock;
 use brigade_plan::format_bytes;
 use clap::Args;
@@ -157,7 +157,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
 /// Runs `brigade models`.
 pub fn models(args: &ModelsArgs) -> Result<()> {
     let check = |path: &Path| Gguf::open(path).map(drop).map_err(|error| error.to_string());
-    let mut rows = shelf::list(&args.from.settings()?, &check)?;
+    let mut rows = local_models::list(&args.from.settings()?, &check)?;
     for row in rows.iter_mut().filter(|row| row.wrong.is_none()) {
         let unknown = row.licence.is_none();
         row.licence = if unknown { licence_in(&row.path) } else { row.licence.take() };
@@ -219,7 +219,7 @@ fn licence_in(path: &Path) -> Option<String> {
 pub fn rm(args: &RmArgs) -> Result<()> {
     let settings = args.from.settings()?;
     for name in &args.names {
-        let taken = shelf::remove(&settings, name, &configured()?)?;
+        let taken = local_models::remove(&settings, name, &configured()?)?;
         output::line(format_args!(
             "deleted {}, {}",
             taken.what.join(", "),
@@ -232,7 +232,8 @@ pub fn rm(args: &RmArgs) -> Result<()> {
 /// Runs `brigade prune`.
 pub fn prune(args: &PruneArgs) -> Result<()> {
     let settings = args.from.settings()?;
-    let taken = shelf::prune(&settings, args.unused_since.as_secs(), &configured()?, args.yes)?;
+    let taken =
+        local_models::prune(&settings, args.unused_since.as_secs(), &configured()?, args.yes)?;
     if args.json {
         let Taken { what, files, bytes, kept } = &taken;
         return output::json(

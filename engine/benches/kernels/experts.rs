@@ -1,8 +1,8 @@
 //! Routed experts as decode runs them, beside the memory that their weights are read from: rows of several sequences through 8 of
 //! 128 experts. Cases are named `experts-TYPE`.
 //!
-//! Each runs on the machine's own table and on `unfused`, with whose bits experts beside a GPU are computed; and as one run of the
-//! threads beside one step after the other, in turn.
+//! Each runs on the machine's own table and on `unfused`, which has the bits of experts beside a GPU. Each runs as
+//! one run of the threads and as one step after the other, in turn.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub fn measure(bench: &Bench) {
             let compute = Compute::new(kernels, threads, None).expect("threads start");
             let layer = Layer::new(compute, ty);
             for n_rows in ROWS {
-                layer.measure(bench, (ty, table), n_rows);
+                layer.measure(bench, ty, table, n_rows);
             }
         }
     }
@@ -84,7 +84,7 @@ impl Layer {
         (0..CHOICES).map(routing).collect()
     }
 
-    fn measure(&self, bench: &Bench, (ty, table): (GgmlType, &str), n_rows: usize) {
+    fn measure(&self, bench: &Bench, ty: GgmlType, table: &str, n_rows: usize) {
         let routings = self.routings(n_rows);
         let of_one = (self.up.nbytes() + self.gate.nbytes() + self.down.nbytes()) / N_EXPERT;
         let n_read: usize = routings.iter().map(|(_, n)| n).sum();

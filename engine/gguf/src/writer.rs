@@ -166,7 +166,7 @@ impl GgufWriter {
     /// An empty file that declares another alignment, a power of two.
     ///
     /// # Errors
-    /// It is not a power of two.
+    /// The alignment is not a power of two.
     pub fn with_alignment(alignment: u32) -> Result<Self, GgufError> {
         if !alignment.is_power_of_two() {
             return Err(GgufError::unwritable(

@@ -150,7 +150,7 @@ impl Gpu {
     /// The first error that there was.
     ///
     /// # Errors
-    /// That error.
+    /// The first error, if there was one.
     pub fn check(&self) -> Result<(), GpuError> {
         self.0.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
@@ -251,7 +251,7 @@ impl Gpu {
         &self.0.rehearsal
     }
 
-    /// Those of the kernels `of` that are still to be compiled.
+    /// The kernels among `of` that are still to be compiled.
     pub(crate) fn not_compiled(&self, of: impl IntoIterator<Item = Wanted>) -> Vec<Wanted> {
         let pipelines = lock(&self.0.pipelines);
         of.into_iter().filter(|wanted| !pipelines.has(wanted)).collect()

@@ -2,7 +2,7 @@
 
 use super::pool::Pool;
 use super::table::Kernels;
-use crate::tiles::products::activations::SpareRows;
+use crate::tiles::products::activations::ReusedRows;
 use brigade_quant::KernelError;
 
 /// An op table with the threads to run it on. Ops are methods, spread over the files of this module
@@ -10,7 +10,7 @@ use brigade_quant::KernelError;
 pub struct Compute {
     kernels: &'static Kernels,
     pool: Pool,
-    pub(super) spare: SpareRows,
+    pub(super) reused: ReusedRows,
 }
 
 impl Compute {
@@ -26,7 +26,7 @@ impl Compute {
     ) -> Result<Self, KernelError> {
         let pool =
             Pool::new(threads, cpus).map_err(|source| KernelError::Threads { threads, source })?;
-        Ok(Self { kernels, pool, spare: SpareRows::default() })
+        Ok(Self { kernels, pool, reused: ReusedRows::default() })
     }
 
     /// The table in use.

@@ -79,8 +79,7 @@ pub trait Accelerator: Any + Send + Sync {
 
     /// Whether it works so far.
     ///
-    /// # Errors
-    /// What failed first: what was computed is lost.
+    /// # Errors The first failure. What was computed is lost.
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -157,7 +156,7 @@ pub struct AcceleratorFacts {
 pub struct AcceleratorState {
     /// All that it was told was waited for, so that the host reads and writes at once.
     pub is_idle: bool,
-    /// This thread's ops are noted only: [`Accelerator::rehearse`].
+    /// Whether this thread's ops are noted only: [`Accelerator::rehearse`]. [`Accelerator::rehearse`].
     pub is_rehearsing: bool,
 }
 

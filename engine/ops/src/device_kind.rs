@@ -11,11 +11,12 @@ use crate::accelerator::Accelerator;
 /// A kind of device: what the engine and the command line have to know of it. Two are the same if their names begin alike.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceKind {
-    /// What names of its devices begin with: `vulkan` in `vulkan:0`.
+    /// The beginning of the names of its devices: `vulkan` in `vulkan:0`. `vulkan` in `vulkan:0`.
     pub prefix: &'static str,
-    /// What people call it.
+    /// The kind's name for people.
     pub title: &'static str,
-    /// What each device of this machine says of itself, in the order of their indices; or why there is none, and what to install.
+    /// Lists the facts of each device of this machine, in the order of their indices. The error says why there is
+    /// none, and what to install.
     pub list: fn() -> Result<Vec<DeviceFacts>, DeviceError>,
     /// Opens the device of an index.
     pub open: fn(usize, &DeviceOptions) -> Result<OpenDevice, DeviceError>,
@@ -29,12 +30,12 @@ impl PartialEq for DeviceKind {
 
 impl Eq for DeviceKind {}
 
-/// What a device says of itself, whether it is open or not.
+/// Facts of a device, whether it is open or not.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// What sort of device it is.
+    /// The sort of device.
     pub class: DeviceClass,
     /// The driver's name.
     pub driver: String,
@@ -46,7 +47,7 @@ pub struct DeviceFacts {
     pub device_bytes: u64,
     /// Bytes of its own memory that nobody uses now; all of them where the driver does not say.
     pub free_bytes: u64,
-    /// Its matrix units, as far as they are used.
+    /// The device's matrix units, as far as they are used.
     pub units: MatrixUnits,
     /// Why it is not used at all: what is known of its driver.
     pub refused: Option<&'static str>,
@@ -59,14 +60,14 @@ impl DeviceFacts {
     }
 }
 
-/// What matrix units multiply.
+/// The types that a device's matrix units multiply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatrixUnits {
     /// There are some, for whatever type.
     pub any: bool,
-    /// They multiply signed bytes.
+    /// Whether they multiply signed bytes.
     pub int8: bool,
-    /// They multiply f16 with sums in f32, as fast math needs.
+    /// Whether they multiply f16 with sums in f32, as fast math needs.
     pub f16: bool,
     /// Why they are left alone, where that is the driver's fault.
     pub left_alone: Option<&'static str>,
@@ -110,7 +111,7 @@ impl std::fmt::Display for DeviceClass {
 pub struct OpenDevice {
     /// The device.
     pub device: Arc<dyn Accelerator>,
-    /// What it said of itself when it was opened, of units only those that are used.
+    /// The device's facts when it was opened, of units only those that are used.
     pub facts: DeviceFacts,
     /// Tells the bytes of its own memory that nobody uses now, this process included.
     pub free_bytes: Box<dyn Fn() -> u64 + Send + Sync>,

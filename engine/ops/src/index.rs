@@ -52,8 +52,8 @@ pub struct ChooseBlocks<'a, P: Place> {
 /// The blocks that each row attends to, ascending, the same for all its heads. Chosen are the `per_row - 1` whole
 /// blocks with the greatest `Σ_h max(q[h] · key, 0)`, where `key` is the normed and rotated mean of a block's keys.
 /// Behind them stands the block after the last whole one, or [`NO_BLOCK`](crate::NO_BLOCK) if the row sees nothing of
-/// that. A row that sees no more whole blocks attends to all, and its numbers are zeros. Of blocks with the same score
-/// the lower ones are chosen. Keys of the rows themselves must be in their pages.
+/// that. A row that sees no more whole blocks attends to all, and its numbers are zeros. If blocks have the same
+/// score, the lower ones are chosen. Keys of the rows themselves must be in their pages.
 pub struct ChooseByMeans<'a, P: Place> {
     /// Shape of the pages, which have keys of the index.
     pub layout: &'a KvLayout,

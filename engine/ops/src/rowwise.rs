@@ -16,7 +16,7 @@ pub struct Map<'a, P: Place> {
 /// A function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
-    /// This value, whatever `x` is.
+    /// A constant, whatever `x` is.
     Constant(f32),
     /// `x * s`.
     Scale(f32),

@@ -1,8 +1,8 @@
 //! The table: a row for each setting of the sampling chain. Everything else that knows settings by name is written from it:
 //! the structs beside it, the wire (`proto/src/sampling.rs`), requests, options of commands, and checks.
 //!
-//! It is a macro because the wire's messages have fields and no list of them: code that needs the fields' names gives
-//! it a macro of its own, and the compiler notes a row that the wire does not have.
+//! It is a macro because the wire's messages have fields and no list of them. Code that needs the fields' names gives
+//! it a macro of its own. The compiler notes a row that the wire does not have.
 
 /// Hands all rows to the macro `$each`. A row reads:
 ///
@@ -55,7 +55,7 @@ macro_rules! for_each_setting {
                 top_n_sigma: f32 = 0.0 => number("top_n_sigma", -1.0, 100.0);
                 /// Share of draws in which the most probable tokens are left out (XTC); `<= 0`: off.
                 xtc_probability: f32 = 0.0 => number("xtc_probability", 0.0, 1.0);
-                /// Of tokens at least so probable all but the least are left out; above 0.5: off.
+                /// Least probability of the tokens of which XTC keeps only the least probable; above 0.5: off.
                 xtc_threshold: f32 = 0.1 => number("xtc_threshold", 0.0, 1.0);
                 /// The temperature goes from `temperature - range` to `temperature + range` with the distribution's
                 /// entropy; `<= 0`: it is fixed.

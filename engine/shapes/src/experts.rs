@@ -16,7 +16,7 @@ pub struct ExpertGroups {
 /// Computation of the chosen experts' weights from the router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertWeights {
-    /// Their scores times this factor.
+    /// The experts' scores times this factor.
     Scaled(f32),
     /// Divided by their sum, which counts as [`LEAST_WEIGHT_SUM`] at least, and times this.
     Normed(f32),
@@ -27,7 +27,7 @@ pub enum ExpertWeights {
 /// Rule by which the experts of a row are chosen. `B` is a vector, wherever it lies.
 #[derive(Clone, Copy, Debug)]
 pub enum ChooseBy<'a, B> {
-    /// Experts with the highest scores, descending. Of equal scores the lower id comes first.
+    /// Experts with the highest scores, descending. If scores are equal, the lower id comes first.
     Score {
         /// Added to the router's values for the choice alone, `[n_expert]`.
         bias: Option<B>,
@@ -37,7 +37,7 @@ pub enum ChooseBy<'a, B> {
     /// The groups, of so many consecutive experts each, that the experts with the highest scores are in, each as often as it has
     /// one of them. A group weighs what the router gives the expert of its number.
     GroupsOfBest(usize),
-    /// These ids, `[n_rows, n_used]`.
+    /// The experts are known: their ids, `[n_rows, n_used]`.
     Known(&'a [u32]),
 }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 /// Low-rank adapters of a file's own. Each has a place in tensors `lora_a` and `lora_b` beside a projection's matrix. Place 0
 /// is for rows without an adapter.
 ///
-/// A token that switches an adapter on is embedded as another one. Which adapter a row uses is a weighted mean of places,
-/// rounded: each token of its sequence so far has a place. A token that switches one on has that one's place and the weight
-/// `exp(gain)`. Any other has place 0 and the weight `exp(-gain)`. So behind one such token it is that token's adapter.
+/// A token that switches an adapter on is embedded as another one. The adapter of a row is the rounded weighted mean
+/// of places: each token of the row's sequence so far has a place. A token that switches one on has that one's place
+/// and the weight `exp(gain)`. Any other has place 0 and the weight `exp(-gain)`. So behind one such token it is that
+/// token's adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchSpec {
     /// Adapters, place 0 included.

@@ -14,10 +14,10 @@ use super::{Beside, ModelSpec, Passes, heads};
 /// Most adapters of a model.
 pub const MAX_ADAPTERS: usize = 64;
 
-/// The tensors that a stage of `layers` reads. These are its blocks, the shared rotary factors, the embedding on the
-/// first stage, norm and head on the last (the embedding again where they are tied), and the adapters' changes to them.
-/// A reranker's head is left out: the receiver of the last stage's rows reads it. Tensors for images and sounds are
-/// left out too.
+/// The tensors that a stage of `layers` reads. These are its blocks and the shared rotary factors. The first stage
+/// has the embedding. The last has norm and head, which are the embedding again where they are tied. Changes by
+/// adapters belong to the tensors that they change. A reranker's head is left out: the receiver of the last stage's
+/// rows reads it. Tensors for images and sounds are left out too.
 pub fn stage_tensors<'m>(
     model: &'m Gguf,
     spec: &ModelSpec,

@@ -20,7 +20,7 @@ impl Embedding {
     /// `tensor` has dimensions `{n_embd, n_vocab}`.
     ///
     /// # Errors
-    /// Its type has no rows that can be read, or the source lacks it.
+    /// The tensor's type has no rows that can be read, or the source lacks the tensor.
     pub fn new(
         source: Arc<dyn TensorSource>,
         tensor: TensorInfo,

@@ -149,7 +149,8 @@ impl RowAdapters {
         all
     }
 
-    /// These adapters, and behind them one of the model's own for each row. `places` are its places, whole numbers.
+    /// The rows' adapters, and behind them one of the model's own for each row. `places` are its places, whole
+    /// numbers.
     pub fn with_places(&self, places: &[f32]) -> Self {
         let mut all = Self::default();
         for (row, place) in places.iter().enumerate() {

@@ -117,24 +117,38 @@ pub fn load_block(
 pub struct BlockCx<'a> {
     /// Kernels and threads.
     pub device: &'a Device,
+    /// Memory for new rows, which is reused.
+    pub scratch: &'a Scratch,
     /// Parts of the ubatch with their rows.
     pub parts: &'a [PartRows],
     /// Lengths and pages of the sequences.
     pub sequences: &'a Sequences,
-    /// Sines and cosines of the ubatch's positions, where the model rotates.
-    pub rope: Option<&'a RopeTable>,
-    /// Sines and cosines of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
-    pub local_rope: Option<&'a RopeTable>,
-    /// The token of each row.
-    pub tokens: &'a [u32],
-    /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
-    pub layer_input: &'a Rows,
+    /// Sines and cosines of the ubatch's positions.
+    pub ropes: Ropes<'a>,
+    /// Facts of each row besides the values that the block reads.
+    pub rows: RowInputs<'a>,
     /// Rows that travel beside the residual stream, `[n_rows, width]` each: for all later blocks too.
     pub beside: &'a mut Vec<Rows>,
+}
+
+/// Sines and cosines of a ubatch's positions, where the model rotates.
+#[derive(Clone, Copy, Default)]
+pub struct Ropes<'a> {
+    /// Angles of [`Rotation::Model`](crate::spec::Rotation::Model) blocks.
+    pub model: Option<&'a RopeTable>,
+    /// Angles of [`Rotation::Local`](crate::spec::Rotation::Local) blocks.
+    pub local: Option<&'a RopeTable>,
+}
+
+/// Facts of each row of a ubatch besides the values that a block reads.
+#[derive(Clone, Copy)]
+pub struct RowInputs<'a> {
+    /// The token of each row.
+    pub tokens: &'a [u32],
     /// The adapters that the rows use.
     pub adapters: &'a RowAdapters,
-    /// Memory for new rows, which is reused.
-    pub scratch: &'a Scratch,
+    /// The residual stream as it came into the layer, `[n_rows, n_embd]`: empty where no block of the layer reads it.
+    pub layer_input: &'a Rows,
 }
 
 impl BlockCx<'_> {
@@ -162,7 +176,7 @@ impl BlockCx<'_> {
         let mut outs = weights.map(|w| Some(self.scratch.take(x.n_rows(), w?.rows())));
         let jobs = weights.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.filter_map(|(w, out)| Some(w?.job(x, out.as_mut()?))).collect();
-        project_all(self.device, self.scratch, self.adapters, &mut jobs);
+        project_all(self.device, self.scratch, self.rows.adapters, &mut jobs);
         outs
     }
 
@@ -171,7 +185,7 @@ impl BlockCx<'_> {
         let mut outs = pairs.map(|(w, x)| self.scratch.take(x.n_rows(), w.rows()));
         let jobs = pairs.into_iter().zip(&mut outs);
         let mut jobs: Vec<_> = jobs.map(|((w, x), out)| w.job(x, out)).collect();
-        project_all(self.device, self.scratch, self.adapters, &mut jobs);
+        project_all(self.device, self.scratch, self.rows.adapters, &mut jobs);
         outs
     }
 }
@@ -181,8 +195,8 @@ impl<'a> BlockCx<'a> {
     fn rope_of(&self, rotation: Rotation) -> Option<&'a RopeTable> {
         match rotation {
             Rotation::None => None,
-            Rotation::Model => self.rope,
-            Rotation::Local => self.local_rope,
+            Rotation::Model => self.ropes.model,
+            Rotation::Local => self.ropes.local,
         }
     }
 }

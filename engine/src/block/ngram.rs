@@ -110,12 +110,12 @@ impl Ngram {
 
     /// The rows of the table that all heads of all rows take; `last` are the last tokens of all slots.
     fn rows_of_table(&self, cx: &BlockCx<'_>, last: &[f32]) -> Vec<u32> {
-        let mut rows = Vec::with_capacity(cx.tokens.len() * self.spec.heads.len());
+        let mut rows = Vec::with_capacity(cx.rows.tokens.len() * self.spec.heads.len());
         for part in cx.parts {
             let before = self.tokens_before(part, last);
             for i in 0..part.rows.len() {
                 let tokens: Vec<Option<u32>> = (0..self.spec.longest)
-                    .map(|back| token(&cx.tokens[part.rows.clone()], &before, i, back))
+                    .map(|back| token(&cx.rows.tokens[part.rows.clone()], &before, i, back))
                     .collect();
                 // A table has fewer rows than that: `arch` checks it.
                 rows.extend(self.spec.rows(&tokens).map(|row| row as u32));
@@ -157,7 +157,7 @@ impl Ngram {
     fn remember_tokens(&self, cx: &BlockCx<'_>, last: &mut Memory<f32>) {
         for part in cx.parts {
             let before = self.tokens_before(part, last.host());
-            let (n, tokens) = (part.rows.len(), &cx.tokens[part.rows.clone()]);
+            let (n, tokens) = (part.rows.len(), &cx.rows.tokens[part.rows.clone()]);
             for (i, last) in last.host_mut()[self.place_of(part)].iter_mut().enumerate() {
                 // The row behind the last is one further than it.
                 *last = token(tokens, &before, n, i + 1).map_or(0.0, |token| token as f32 + 1.0);

@@ -2,7 +2,8 @@
 //! head over all tokens of the sequence so far. A token's key is the gain, positive where it switches an adapter on,
 //! and its value is the place of that adapter.
 //!
-//! Which adapters there are to multiply with is the host's to know. So this is computed by the host, whose memory has its pages.
+//! The host knows which adapters there are to multiply with. So this is computed by the host, whose memory has its
+//! pages.
 
 use super::{Block, BlockCx};
 use crate::device::Rows;

@@ -7,8 +7,8 @@
 //! Where a sequence runs ahead of what was drawn, masks are made along its drafts while they are computed
 //! ([`Masks::draft`]). A drawn token that is another one takes them back.
 //!
-//! Where a grammar leaves no choice, the answer is followed on without being asked, and what must come is told with the
-//! token before it ([`Masks::forced`]): a draft that costs nothing to find.
+//! Where a grammar leaves no choice, the next tokens are found before anybody asks for them. They are told with the
+//! token before them ([`Masks::forced`]): a draft that costs nothing to find.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -25,7 +25,7 @@ impl There {
     /// Waits for all that it was told to do.
     ///
     /// # Errors
-    /// It failed, now or before: what it computed is lost.
+    /// The device failed, now or before: what it computed is lost.
     pub fn finish(&self) -> Result<(), DeviceError> {
         self.milestone().wait()
     }

@@ -52,7 +52,8 @@ impl Devices {
         }
     }
 
-    /// What a wish comes to here. A driver that computes in software is used only where it is named.
+    /// The device that a wish comes to on this machine. A driver that computes in software is used only where it is
+    /// named.
     pub fn choose(&self, wish: &DeviceWish) -> DeviceName {
         match wish {
             DeviceWish::Named(name) => name.clone(),
@@ -88,7 +89,7 @@ impl Devices {
         }
     }
 
-    /// What a device is called when it is open: by its kernel table, or by its own name.
+    /// The name of a device when it is open: that of its kernel table, or its own.
     ///
     /// # Errors
     /// There is no such table.
@@ -151,16 +152,16 @@ impl Devices {
 
 /// A device beside the host that this machine has.
 pub struct Listed {
-    /// Its kind.
+    /// The device's kind.
     pub kind: &'static DeviceKind,
-    /// Its index among those of its kind.
+    /// The device's index among those of its kind.
     pub index: usize,
-    /// What it says of itself.
+    /// The device's facts.
     pub facts: DeviceFacts,
 }
 
 impl Listed {
-    /// What it is called.
+    /// The device's name.
     pub fn name(&self) -> DeviceName {
         DeviceName::Accelerator { kind: self.kind, index: self.index }
     }

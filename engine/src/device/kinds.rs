@@ -20,7 +20,7 @@ pub(super) fn examples() -> String {
     KINDS.iter().map(two).collect::<Vec<_>>().join(", ")
 }
 
-/// What each GPU says of itself that is called through Vulkan: for tests and benches, which are of these.
+/// The facts of each GPU that is called through Vulkan: for tests and benches of GPUs.
 ///
 /// # Errors
 /// Where there is no Vulkan or no driver: what to install.

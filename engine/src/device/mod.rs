@@ -1,4 +1,4 @@
-//! What a stage computes on: the one place that knows which memory rows lie in, and where an op runs.
+//! The device that a stage computes on: the one place that knows which memory rows lie in, and where an op runs.
 //!
 //! Blocks, stage and head call a [`Device`] and hold [`Rows`]. They know neither threads nor instruction sets. An op gives the
 //! same bits on the host and on a GPU, for which the host then has the kernels [`unfused`]; with fast math, products of many rows
@@ -90,8 +90,7 @@ impl Device {
 
     /// Packs `bytes`, the row-major weights `[rows, cols]` of a GGUF tensor of type `ty`, where products read them.
     ///
-    /// # Errors
-    /// Those of [`PackedMatrix::pack`]; [`KernelError::Device`] where a device has no room for them.
+    /// # Errors The errors of [`PackedMatrix::pack`]; [`KernelError::Device`] where a device has no room for them.
     pub fn pack(
         &self,
         ty: GgmlType,
@@ -116,7 +115,8 @@ impl Device {
 }
 
 impl Device {
-    /// A device beside the host. What it has no kernel for runs on `threads` threads, on the same memory and with the same bits.
+    /// A device beside the host. An op that it has no kernel for runs on `threads` threads, on the same memory and
+    /// with the same bits.
     ///
     /// # Errors
     /// [`KernelError::Threads`] when the system refuses a thread.
@@ -157,12 +157,13 @@ impl Device {
         self.there.is_none()
     }
 
-    /// What it did so far; nothing where the host computes.
+    /// Counts of what the device did so far; zeros where the host computes.
     pub fn counts(&self) -> AcceleratorCounts {
         self.there.as_ref().map_or_else(AcceleratorCounts::default, |there| there.counts())
     }
 
-    /// What each of its kernels took since this was last asked: [`DeviceOptions::timed`].
+    /// The time that each of the device's kernels took since this was last asked: [`DeviceOptions::timed`].
+    /// [`DeviceOptions::timed`].
     pub fn kernel_times(&self) -> Vec<KernelTime> {
         self.there.as_ref().map_or_else(Vec::new, |there| there.kernel_times())
     }
@@ -172,7 +173,7 @@ impl Device {
         self.facts().is_none_or(|facts| facts.is_on_cores)
     }
 
-    /// Its name: that of a kernel table, or `vulkan:0`.
+    /// The device's name: that of a kernel table, or `vulkan:0`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -186,7 +187,7 @@ impl Device {
     /// Whether it works so far.
     ///
     /// # Errors
-    /// It failed: what it computed is lost.
+    /// The device failed: what it computed is lost.
     pub fn check(&self) -> Result<(), DeviceError> {
         self.there.as_ref().map_or(Ok(()), |there| there.check())
     }
@@ -194,7 +195,7 @@ impl Device {
     /// Waits for all that it was told to do.
     ///
     /// # Errors
-    /// It failed, now or before: what it computed is lost.
+    /// The device failed, now or before: what it computed is lost.
     pub fn finish(&self) -> Result<(), DeviceError> {
         self.there.as_ref().map_or(Ok(()), There::finish)
     }
@@ -222,7 +223,7 @@ fn give_up(what: &str, error: &DeviceError) -> ! {
     std::panic::resume_unwind(Box::new(GaveUp(why)))
 }
 
-/// What an op gave that needs memory of its own.
+/// The result of an op that needs memory of its own.
 ///
 /// # Panics
 /// If the device had none: the stage ends with this as its reason.
@@ -230,7 +231,8 @@ fn with_room<T>(what: &str, given: Result<T, DeviceError>) -> T {
     given.unwrap_or_else(|error| give_up(what, &error))
 }
 
-/// Where weights and states lie: with the host, or with an open device. What lies elsewhere is of no use to a device.
+/// Where weights and states lie: with the host, or with an open device. Values that lie elsewhere are of no use to a
+/// device.
 #[derive(Clone, Debug, Default)]
 pub struct Home(Option<There>);
 

@@ -1,4 +1,4 @@
-//! What devices are called: `cpu`, a kernel table of it, `vulkan:0`.
+//! Names of devices: `cpu`, a kernel table of it, `vulkan:0`. `cpu`, a kernel table of it, `vulkan:0`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ pub enum DeviceName {
     Cpu(Option<String>),
     /// A device beside the host, as `brigade devices` lists them.
     Accelerator {
-        /// Its kind.
+        /// The device's kind.
         kind: &'static DeviceKind,
-        /// Its index among those of its kind.
+        /// The device's index among those of its kind.
         index: usize,
     },
 }
@@ -58,13 +58,13 @@ impl DeviceName {
     }
 }
 
-/// What is asked for: `auto`, or a device by its name.
+/// A device that somebody asks for: `auto`, or a device by its name. `auto`, or a device by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceWish {
     /// The first GPU that is one and that can be used, else the CPU.
     #[default]
     Auto,
-    /// This one.
+    /// The device with this name.
     Named(DeviceName),
 }
 
@@ -81,13 +81,13 @@ impl FromStr for DeviceWish {
     }
 }
 
-/// What is written behind a GPU's name where the host computes beside it.
+/// Ending of a GPU's name where the host computes beside it.
 const BESIDE: &str = "+cpu";
 
 /// A GPU's name without the `+cpu` behind it, and whether that stood there.
 ///
 /// # Errors
-/// It stands behind what is no GPU.
+/// The `+cpu` stands behind a name that is no GPU's.
 pub fn split_beside(name: &str) -> Result<(&str, bool), String> {
     match name.strip_suffix(BESIDE) {
         None => Ok((name, false)),

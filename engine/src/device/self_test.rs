@@ -1,6 +1,6 @@
-//! What a GPU has to compute before it serves: some ops of each sort, compared bit for bit with the CPU's kernels of the same
-//! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers. With fast math,
-//! products of many rows have other bits; they are held to what they may be off.
+//! A GPU's test before it serves: some ops of each sort, compared bit for bit with the CPU's kernels of the same
+//! numbers. A driver that fuses, rounds or orders otherwise is found here and not in somebody's answers. With fast
+//! math, products of many rows have other bits; they are held to what they may be off.
 
 use super::{Device, Rows};
 use crate::batch::PageId;
@@ -41,7 +41,7 @@ const FAR_OFF: f64 = 0.02;
 /// Compares the device with the CPU.
 ///
 /// # Errors
-/// It has other bits: what to do; it has no memory for the test, or fails.
+/// The device computes other bits, and the error says what to do; or it has no memory for the test, or fails.
 pub(super) fn test(open: &OpenDevice) -> Result<(), KernelError> {
     let here = Device::cpu(unfused(), 1, None)?;
     let there = Device::beside_host(open.device.clone(), "tested", 1, None)?;
@@ -60,7 +60,7 @@ pub(super) fn test(open: &OpenDevice) -> Result<(), KernelError> {
     far.map_or(Ok(()), |op| Err(far_off(&open.facts, op).into()))
 }
 
-/// It does not compute what it has to.
+/// The error of a device that computes other bits than it has to.
 fn other_bits(facts: &DeviceFacts, op: &str) -> DeviceError {
     let (device, driver) = (&facts.name, facts.driver_text());
     let less = if facts.units.any { ", try --no-coopmat" } else { "" };
@@ -71,7 +71,7 @@ fn other_bits(facts: &DeviceFacts, op: &str) -> DeviceError {
     DeviceError { fault: DeviceFault::Unfit, text }
 }
 
-/// Its matrix units for f16 compute something else than products.
+/// The error of a device whose matrix units for f16 compute something else than products.
 fn far_off(facts: &DeviceFacts, op: &str) -> DeviceError {
     let (device, driver) = (&facts.name, facts.driver_text());
     let text = format!(

@@ -56,7 +56,7 @@ impl Classifier {
     /// texts, or makes vectors of them.
     ///
     /// # Errors
-    /// Its tensors do not fit each other, or cannot be read.
+    /// The head's tensors do not fit each other, or cannot be read.
     pub fn read(
         model: &Gguf,
         is_encoder: bool,
@@ -97,8 +97,8 @@ impl Classifier {
         self.reads_mean
     }
 
-    /// Score of a text, of whose rows `row` `[n_embd]` is the head's input. It is the output of the first class, which
-    /// is the "yes" of a reranker. Of a decoder's classes it is the probability.
+    /// Score of a text, of whose rows `row` `[n_embd]` is the head's input. It is the output of the first class,
+    /// which is the "yes" of a reranker. For a decoder's classes it is the probability.
     pub fn score(&self, row: &[f32]) -> f32 {
         let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
         let row = match &self.dense {

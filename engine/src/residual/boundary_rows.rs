@@ -90,7 +90,8 @@ impl BoundaryRows {
     /// Rows `picked`, in this order.
     pub(crate) fn picked(
         &self,
-        (device, scratch): (&Device, &Scratch),
+        device: &Device,
+        scratch: &Scratch,
         picked: impl Iterator<Item = usize>,
     ) -> Self {
         let picked: Vec<u32> = picked.map(|row| row as u32).collect();

@@ -1,9 +1,8 @@
 //! Draws a token from a row of logits.
 //!
-//! The result depends on the row, the settings, the history, the position and mirostat's mu alone: not on other
-//! rows, earlier calls, threads or the machine. So every exponential and logarithm goes through `libm`, sums run in
-//! a fixed order, equal logits are ordered by id, and the random number of a position is computed, not drawn
-//! from a stream.
+//! The result depends on the row, the settings, the history, the position and mirostat's mu alone: not on other rows,
+//! earlier calls, threads or the machine. So every exponential and logarithm goes through `libm`, and sums run in a
+//! fixed order. Equal logits are ordered by id. The random number of a position is computed, not drawn from a stream.
 //!
 //! Where two rows companion a draw ([`Companion`](crate::batch::Companion)) they are made one before anything else
 //! (`companion`). The chain is llama.cpp's default one: logit bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p,

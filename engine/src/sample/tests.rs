@@ -507,12 +507,17 @@ proptest! {
     fn any_settings_give_an_allowed_token_and_the_same_again(
         row in rows(),
         history in prop::collection::vec(0u32..1, 0..5),
-        (temperature, top_k, top_p) in (0.0f32..3.0, 0u32..50, 0.0f32..1.2),
-        (min_p, typical_p, repeat) in (-0.1f32..1.1, 0.0f32..1.2, 0.5f32..2.0),
-        (seed, pos) in any::<(u64, u32)>(),
+        temperature in 0.0f32..3.0,
+        top_k in 0u32..50,
+        top_p in 0.0f32..1.2,
+        min_p in -0.1f32..1.1,
+        typical_p in 0.0f32..1.2,
+        repeat_penalty in 0.5f32..2.0,
+        seed in any::<u64>(),
+        pos in any::<u32>(),
     ) {
         let params = SamplingParams {
-            temperature, top_k, top_p, min_p, typical_p, repeat_penalty: repeat,
+            temperature, top_k, top_p, min_p, typical_p, repeat_penalty,
             frequency_penalty: 0.1, presence_penalty: 0.1, penalty_last_n: 3, logit_bias: vec![(0, 0.5)], ..SamplingParams::default()
         };
         let setup = SamplerSetup { params, seed, top_logprobs: Some(5), ..SamplerSetup::default() };

@@ -145,7 +145,7 @@ impl Stage {
             left.sort_unstable();
             left.dedup();
         }
-        let mut wanted = rows.picked((&self.device, &self.scratch), left.iter().copied());
+        let mut wanted = rows.picked(&self.device, &self.scratch, left.iter().copied());
         drop(rows);
         let mut adapters = adapters.picked(left.iter().copied());
         let tokens: Vec<u32> = left.iter().map(|row| tokens[*row]).collect();
@@ -158,7 +158,7 @@ impl Stage {
             self.read_for_drafts(read, &rows);
             let numbers = applied.parts.iter().flat_map(wanted_rows);
             let places: Vec<usize> = numbers.map(|row| rows.place(row)).collect();
-            wanted = wanted.picked((&self.device, &self.scratch), places.iter().copied());
+            wanted = wanted.picked(&self.device, &self.scratch, places.iter().copied());
             adapters = adapters.picked(places);
         }
         let drafts = self.drafts_wanted(ub);

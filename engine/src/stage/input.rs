@@ -37,9 +37,9 @@ pub(super) struct EmbeddingLora {
 }
 
 impl Input {
-    /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Those of tokens are
-    /// multiplied by `scale`. They leave with the boundary: on a CPU they are not the scratch's, whose memory would have to be
-    /// copied.
+    /// The rows of a ubatch, `[n_rows, n_embd]`; tokens and positions are known to have rows. Embeddings of tokens
+    /// are multiplied by `scale`. They leave with the boundary: on a CPU they are not the scratch's, whose memory
+    /// would have to be copied.
     pub(super) fn rows(
         &self,
         device: &Device,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Stage;
 use super::switched::OwnAdapters;
-use crate::block::{Block, BlockCx, RowAdapters};
+use crate::block::{Block, BlockCx, Ropes, RowAdapters, RowInputs};
 use crate::device::{Device, Rows};
 use crate::kernels::{RopeParams, RopeTable};
 use crate::residual::{Behind, BoundaryRows, Inputs, Met, Norm, On, Residual};
@@ -131,15 +131,12 @@ impl Stage {
             let kept = weights.enter(on, rows, &mut inputs);
             let mut cx = BlockCx {
                 device: &self.device,
-                parts,
-                tokens,
-                sequences: &self.sequences,
-                rope: rope.as_ref(),
-                local_rope: local_rope.as_ref(),
-                layer_input: &layer_input,
-                beside: &mut rows.beside,
-                adapters,
                 scratch: &self.scratch,
+                parts,
+                sequences: &self.sequences,
+                ropes: Ropes { model: rope.as_ref(), local: local_rope.as_ref() },
+                rows: RowInputs { tokens, adapters, layer_input: &layer_input },
+                beside: &mut rows.beside,
             };
             let output = weights.block.forward(&mut cx, &mut block.state, &inputs.rows);
             weights.meet(on, Met { output, input: &inputs.rows, kept }, rows);

@@ -17,9 +17,10 @@ struct Size {
 }
 
 impl Stage {
-    /// Has a GPU's kernels compiled that forward passes will run, on all cores at once: of prompts and of decode, for ubatches of
-    /// 1, 2, 4, ... rows up to the most that there may be. Returns how many were compiled; those of earlier runs are kept on disk.
-    /// Kernels that only some requests need, such as those of adapters, are compiled when they are first used.
+    /// Has a GPU's kernels compiled that forward passes will run, on all cores at once. These are the kernels of
+    /// prompts and of decode, for ubatches of 1, 2, 4, ... rows up to the most that there may be. Returns how many
+    /// were compiled; those of earlier runs are kept on disk. Kernels that only some requests need, such as those of
+    /// adapters, are compiled when they are first used.
     ///
     /// The stage has no sequences then. On a CPU nothing is done.
     ///

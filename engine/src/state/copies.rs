@@ -137,7 +137,7 @@ impl BlockState {
         }
     }
 
-    /// The rest at position `len`. Of a page, nothing beyond that.
+    /// The rest at position `len`. Nothing of a page beyond that is copied.
     pub(crate) fn copy_rest(&self, sequence: &Sequence, len: u32, room: CopyRoom<'_>) -> Vec<u8> {
         match self {
             Self::None | Self::Both(_) => Vec::new(),

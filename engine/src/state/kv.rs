@@ -1,7 +1,7 @@
 //! The KV cache of one attention block: a pool of pages that all sequences share.
 //!
-//! Which page belongs to which sequence is decided by the coordinator and arrives with the ubatch. This file
-//! owns the memory, and pairs the parts of a ubatch with their pages for the kernels.
+//! The coordinator decides which page belongs to which sequence, and says so in the ubatch. This file owns the
+//! memory, and pairs the parts of a ubatch with their pages for the kernels.
 
 use std::borrow::Cow;
 use std::ops::Range;

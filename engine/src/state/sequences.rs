@@ -195,7 +195,7 @@ impl Sequences {
     /// Applies the ops and reserves the rows of `ub`; lengths include its rows afterwards.
     ///
     /// # Errors
-    /// What is wrong with the ubatch; then nothing has changed.
+    /// The error says what is wrong with the ubatch; then nothing has changed.
     pub fn apply(&mut self, ub: &UBatch) -> Result<Applied, BatchError> {
         let mut draft = Draft { base: self, changed: BTreeMap::new(), marks: self.marks.clone() };
         let mut applied = Applied::default();

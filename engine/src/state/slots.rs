@@ -106,7 +106,7 @@ impl SlotStates {
         parts.iter().map(|part| scan_part(part, part.planes.to)).collect()
     }
 
-    /// Which values of the convolutions and of the scan are a slot's.
+    /// The ranges of a slot's values among those of the convolutions and of the scan.
     fn values_of(&self, slot: SlotId) -> (Range<usize>, Range<usize>) {
         let slot = slot.0 as usize;
         let of = |n: usize| slot * n..(slot + 1) * n;

@@ -3,7 +3,7 @@
 //! It begins with magic, version, identity (what the state belongs to), length in positions, and token
 //! history. Then come fingerprints of the layers' weights, sections by layer and block, and a BLAKE3 hash of
 //! all before it. All numbers are little-endian. Each layer has its own fingerprint and its own sections, so
-//! that a stage with other layers can take those that it has. This file knows the frame, not what a section
+//! that a stage with other layers can take those that it has. This file knows the layout, not what a section
 //! means.
 
 use crate::error::SnapshotError;
@@ -131,7 +131,7 @@ impl<'a> SnapshotReader<'a> {
     /// Checks that a layer had these weights when the snapshot was taken.
     ///
     /// # Errors
-    /// It had others, or the snapshot was taken from a stage that does not have it.
+    /// The layer had others, or the snapshot was taken from a stage that does not have it.
     pub fn check_layer(&self, print: &LayerPrint) -> Result<(), SnapshotError> {
         let (layer, hash) = print;
         match self.layers.iter().find(|(l, _)| l == layer) {

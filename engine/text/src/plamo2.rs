@@ -1,6 +1,6 @@
-//! PLaMo's tokenizer: a text is cut along the path of tokens that costs least, looked for from its end. A token costs its
-//! score in ten-thousandths, rounded and negated. A character that no token has costs a lot, and becomes its bytes.
-//! Of two paths that cost the same, the one with the longer token in front is taken.
+//! PLaMo's tokenizer: a text is cut along the path of tokens that costs least, looked for from its end. A token costs
+//! its score in ten-thousandths, rounded and negated. A character that no token has costs a lot, and becomes its
+//! bytes. If two paths cost the same, the one with the longer token in front is taken.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ struct Step {
 }
 
 impl Plamo2 {
-    /// Over all tokens that are no bytes. Of tokens with equal texts the last one counts.
+    /// Over all tokens that are no bytes. If tokens have equal texts, the last one counts.
     pub fn new(vocab: &Vocab) -> Result<Self, TextError> {
         let mut by_text = HashMap::new();
         for id in (0..vocab.len() as u32).filter(|&id| !vocab.has(id, attr::BYTE)) {

@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::transport::Channel;
 use tower::{Layer, Service};
 
-use super::door::{Caller, OpenCall};
+use super::admission::{Caller, OpenCall};
 use super::intake::{Gated, Intake};
 use crate::failure::{Failure, FailureKind};
 use crate::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES, MAX_SMALL_BYTES};
@@ -236,7 +236,7 @@ impl HttpBody for Checked {
     }
 }
 
-/// What the transport reads a failure's details with.
+/// The encoding in which the transport reads a failure's details.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

@@ -18,7 +18,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::door::Caller;
+use super::admission::Caller;
 use crate::failure::{Failure, FailureKind};
 use crate::limits::{MAX_PEER_BYTES, MAX_STRANGER_BYTES, MESSAGE_MS, PREPARES_AT_ONCE};
 

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::{Router, TcpIncoming};
 
-use super::door::Entrance;
+use super::admission::Entrance;
 use super::{NetError, ServerLayer, with_causes};
 use crate::address::Address;
 use crate::tls::stream::Offer;

@@ -16,9 +16,9 @@ use super::listener::Listener;
 use super::{CONNECT_TIMEOUT, NetError, endpoint, with_causes};
 use crate::address::{Address, AddressError, are_loopback};
 use crate::tls::Credentials;
+use crate::tls::error_text::trouble;
 use crate::tls::stream::{Dialling, Offer, Socket, Transport};
 use crate::tls::verify::Expected;
-use crate::tls::words::trouble;
 
 /// Stands in the place of an address that has been resolved.
 const RESOLVED: &str = "http://brigade";

@@ -63,7 +63,7 @@ impl Authority {
     /// An authority from its key and its certificate; `what` names the certificate in errors.
     ///
     /// # Errors
-    /// They do not belong together.
+    /// The key and the certificate do not belong together.
     pub fn load(key: NodeKey, what: &str, certificate: &str) -> Result<Self, TlsError> {
         let certificate = one_certificate(what, certificate)?;
         let id = key.id();

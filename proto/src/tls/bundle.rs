@@ -26,7 +26,7 @@ const CHILD_FOR: Duration = Duration::from_secs(10 * 365 * 86_400);
 #[derive(Debug)]
 pub struct Bundle {
     key: NodeKey,
-    /// Its certificate, then the authority's.
+    /// The process's certificate, then the authority's.
     chain: Vec<CertificateDer<'static>>,
 }
 

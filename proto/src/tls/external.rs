@@ -18,7 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub struct External {
     /// The certificate, and those between it and the authority's, in PEM.
     pub certificate: PathBuf,
-    /// Its private key in PEM: PKCS #8, SEC 1 or PKCS #1.
+    /// The file of the certificate's private key in PEM: PKCS #8, SEC 1 or PKCS #1. PKCS #8, SEC 1 or PKCS #1.
     pub key: PathBuf,
     /// The authorities that are believed, in PEM.
     pub authorities: PathBuf,

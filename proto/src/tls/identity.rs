@@ -52,7 +52,7 @@ impl Identity {
     /// Shows this certificate from now on, on new connections.
     ///
     /// # Errors
-    /// It has no role and name, or is another key's.
+    /// The certificate has no role and name, or is another key's.
     pub fn replace(&self, chain: Vec<CertificateDer<'static>>) -> Result<(), TlsError> {
         let new = show(chain, &self.key)?;
         *self.shown.write().unwrap_or_else(PoisonError::into_inner) = new;

@@ -91,7 +91,7 @@ impl NodeKey {
     /// A key as [`NodeKey::to_pem`] wrote it; `what` names its source in errors.
     ///
     /// # Errors
-    /// It is no P-256 key in PKCS #8.
+    /// The text is no P-256 key in PKCS #8.
     pub fn from_pem(what: &str, pem: &str) -> Result<Self, TlsError> {
         let pair = KeyPair::from_pkcs8_pem_and_sign_algo(pem, &PKCS_ECDSA_P256_SHA256);
         let bad = |e| TlsError::malformed(what, format!("no P-256 key in PKCS #8: {e}"));

@@ -7,16 +7,17 @@
 //! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
 //! [`token`] (for new machines), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
 //! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), [`stream`] (the
-//! connection itself), [`words`] (error messages).
+//! connection itself), [`error_text`] (error messages).
 //!
 //! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
 
 pub mod authority;
 pub mod bundle;
 pub mod credentials;
-mod cut;
+pub mod error_text;
 pub mod external;
 pub mod files;
+mod hangup;
 pub mod identity;
 pub mod key;
 pub mod party;
@@ -25,7 +26,6 @@ pub mod revoked;
 pub mod stream;
 pub mod token;
 pub mod verify;
-pub mod words;
 
 #[cfg(test)]
 mod tests;
@@ -33,8 +33,8 @@ mod tests;
 pub use authority::Authority;
 pub use bundle::Bundle;
 pub use credentials::Credentials;
-pub(crate) use cut::Cut;
 pub use external::External;
+pub(crate) use hangup::Hangup;
 pub use identity::Identity;
 pub use key::{KeyId, NodeKey, PublicKey};
 pub use party::{Party, Role, Who};

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use super::cut::Cut;
+use super::hangup::Hangup;
 use super::key::{KEY_ID_BYTES, KeyId};
 
 /// Keys a process remembers as revoked. A cluster forgets those whose certificates have ended.
@@ -14,7 +14,7 @@ pub const MAX_REVOKED: usize = 512;
 #[derive(Debug, Default)]
 pub struct Revoked {
     keys: RwLock<HashSet<KeyId>>,
-    open: Mutex<Vec<(KeyId, Weak<Cut>)>>,
+    open: Mutex<Vec<(KeyId, Weak<Hangup>)>>,
 }
 
 impl Revoked {
@@ -66,10 +66,10 @@ impl Revoked {
     }
 
     /// Keeps an open connection in mind; false where its key is revoked already.
-    pub(super) fn watch(&self, key: KeyId, cut: &Arc<Cut>) -> bool {
+    pub(super) fn watch(&self, key: KeyId, hangup: &Arc<Hangup>) -> bool {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, cut)| cut.strong_count() > 0);
-        open.push((key, Arc::downgrade(cut)));
+        open.retain(|(_, hangup)| hangup.strong_count() > 0);
+        open.push((key, Arc::downgrade(hangup)));
         drop(open);
         // After it is in the list: one that is revoked in between is cut by either.
         !self.has(&key)
@@ -77,9 +77,9 @@ impl Revoked {
 
     fn end_connections(&self) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, cut) in open.iter().filter(|(key, _)| self.has(key)) {
-            if let Some(cut) = cut.upgrade() {
-                cut.now();
+        for (_, hangup) in open.iter().filter(|(key, _)| self.has(key)) {
+            if let Some(hangup) = hangup.upgrade() {
+                hangup.now();
             }
         }
     }

@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::credentials::Credentials;
-use super::cut::Cut;
+use super::hangup::Hangup;
 use super::party::Who;
 use super::verify::{Expected, who_of};
 use super::{Revoked, TlsError};
@@ -158,11 +158,17 @@ impl Offer {
     /// Finds out what a connection that came in speaks, and who is at its other end.
     ///
     /// # Errors
-    /// It does not speak what is offered, or is not believed.
-    pub(crate) async fn accept(&self, mut socket: Socket, cut: Arc<Cut>) -> io::Result<Transport> {
-        let Some((config, revoked)) = &self.tls else { return Ok(Transport::plain(socket, cut)) };
+    /// The peer does not speak what is offered, or is not believed.
+    pub(crate) async fn accept(
+        &self,
+        mut socket: Socket,
+        hangup: Arc<Hangup>,
+    ) -> io::Result<Transport> {
+        let Some((config, revoked)) = &self.tls else {
+            return Ok(Transport::plain(socket, hangup));
+        };
         if self.plain && !socket.begins_tls().await? {
-            return Ok(Transport::plain(socket, cut));
+            return Ok(Transport::plain(socket, hangup));
         }
         let acceptor = TlsAcceptor::from(config.clone());
         let stream = acceptor
@@ -170,7 +176,7 @@ impl Offer {
                 c.set_buffer_limit(Some(BUFFER_BYTES))
             })
             .await?;
-        Transport::over(TlsStream::from(stream), revoked, cut)
+        Transport::over(TlsStream::from(stream), revoked, hangup)
     }
 }
 
@@ -222,7 +228,7 @@ pub struct Transport {
     who: Who,
     /// Bytes that were read before the caller asked for them.
     early: BytesMut,
-    cut: Arc<Cut>,
+    hangup: Arc<Hangup>,
 }
 
 #[derive(Debug)]
@@ -233,25 +239,25 @@ enum Layer {
 
 impl Transport {
     /// A plain connection over a socket.
-    pub(crate) fn plain(socket: Socket, cut: Arc<Cut>) -> Self {
+    pub(crate) fn plain(socket: Socket, hangup: Arc<Hangup>) -> Self {
         let (stream, who) = (Layer::Plain(socket), Who::Anybody);
-        Self { stream, who, early: BytesMut::new(), cut }
+        Self { stream, who, early: BytesMut::new(), hangup }
     }
 
     fn over(
         stream: TlsStream<BufReader<Socket>>,
         revoked: &Revoked,
-        cut: Arc<Cut>,
+        hangup: Arc<Hangup>,
     ) -> io::Result<Self> {
         let shown = stream.get_ref().1.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
         let who = shown.and_then(who_of);
         let who = who.ok_or_else(|| io::Error::other("its key is not a P-256 key"))?;
         if let Some(party) = who.party()
-            && !revoked.watch(party.key, &cut)
+            && !revoked.watch(party.key, &hangup)
         {
             return Err(io::Error::other("its certificate was revoked"));
         }
-        Ok(Self { stream: Layer::Tls(Box::new(stream)), who, early: BytesMut::new(), cut })
+        Ok(Self { stream: Layer::Tls(Box::new(stream)), who, early: BytesMut::new(), hangup })
     }
 
     /// The peer at the other end.
@@ -282,9 +288,9 @@ impl AsyncRead for Transport {
         }
         let read = each_layer!(self, stream => Pin::new(stream).poll_read(cx, buf));
         if read.is_pending() {
-            self.cut.wake(cx);
+            self.hangup.wake(cx);
         }
-        if self.cut.is_made() {
+        if self.hangup.is_made() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read

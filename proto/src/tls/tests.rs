@@ -9,10 +9,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::authority::{Validity, newcomer_certificate};
+use super::error_text::{Trouble, trouble};
 use super::party::{check_name, coordinator_id, holder_name};
 use super::stream::{Dialling, Offer, Transport};
 use super::verify::{Authorities, CLOCK_SKEW_S, Expected, KeyUsage, Refused};
-use super::words::{Trouble, trouble};
 use super::*;
 
 const NOW: u64 = 1_800_000_000;

@@ -1,5 +1,5 @@
-//! The token for a new machine: one word with a secret that lets it in once, and with the hash of the authority's
-//! key, which proves that the coordinator is the right one.
+//! The token for a new machine. It is one word with a secret that lets the machine in once, and with the hash of the
+//! authority's key. The hash proves that the coordinator is the right one.
 
 use std::fmt;
 use std::str::FromStr;

@@ -30,7 +30,7 @@ pub enum Refused {
     /// The certificate has expired.
     #[error("{}", expired_words(*.now, *.not_after))]
     Expired {
-        /// This machine's clock, in seconds since the Unix epoch.
+        /// The clock of this machine, in seconds since the Unix epoch.
         now: u64,
         /// The last second of its validity.
         not_after: u64,
@@ -38,7 +38,7 @@ pub enum Refused {
     /// The certificate is not valid yet.
     #[error("{}", not_yet_words(*.now, *.not_before))]
     NotYet {
-        /// This machine's clock, in seconds since the Unix epoch.
+        /// The clock of this machine, in seconds since the Unix epoch.
         now: u64,
         /// The first second of its validity.
         not_before: u64,
@@ -93,7 +93,7 @@ pub(super) fn not_yet_words(now: u64, not_before: u64) -> String {
 }
 
 impl Refused {
-    /// The error in TLS's form: the alert that tells the peer most, and the details for `words`.
+    /// The error in TLS's form: the alert that tells the peer most, and the details for [`error_text`](super::error_text).
     fn into_rustls(self) -> Error {
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         Error::InvalidCertificate(match self {
@@ -237,7 +237,7 @@ impl Trust {
 pub struct Expected {
     /// The peer's role.
     pub role: Role,
-    /// Its key, where it is known.
+    /// The peer's key, where it is known.
     pub key: Option<KeyId>,
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use brigade_hub::huggingface::{Resolved, described};
 use brigade_hub::lock::Lock;
 use brigade_hub::name::{HubName, ModelName, OllamaName};
-use brigade_hub::own::Own;
+use brigade_hub::own_folder::Own;
 use brigade_hub::registry::weights;
 use libfuzzer_sys::fuzz_target;
 

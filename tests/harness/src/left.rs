@@ -41,7 +41,7 @@ pub fn ended_within(within: Duration) -> Vec<String> {
     }
 }
 
-/// Children that still run. Those that have ended are waited for.
+/// Children that still run. Children that have ended are waited for.
 fn alive() -> Vec<Pid> {
     let mut alive = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

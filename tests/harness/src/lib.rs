@@ -25,7 +25,7 @@
 //! `#[test]` means nothing here, and hides its function from the lints: the repository's own rules reject it.
 //!
 //! All processes that a test starts end with it. The program adopts processes that are left behind, and fails with
-//! the names of those that do not end: a reader of its output through a pipe would wait for them for ever.
+//! the names of those that do not end. A reader of its output through a pipe would wait for them for ever.
 //!
 //! Arguments are those of every test program. Tests need no processes of their own: they use different names for
 //! everything that they start, and tests that measure their own process are `alone`.
@@ -49,11 +49,11 @@ const LONG: Duration = Duration::from_secs(60);
 /// A test's use of the machine, which decides what may run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It waits, most of the time: for other processes, or for time to pass.
+    /// The test waits, most of the time: for other processes, or for time to pass.
     Waits,
-    /// It computes in this process: one for each core.
+    /// The test computes in this process: one for each core.
     Computes,
-    /// It measures its process or the machine, or changes what the whole process has: nothing else runs.
+    /// The test measures its process or the machine, or changes what the whole process has: nothing else runs.
     Alone,
 }
 
@@ -74,7 +74,7 @@ impl Class {
 /// A test with its name and class. [`tests!`] makes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// Its name in its module.
+    /// The test's name in its module.
     pub name: &'static str,
     /// The class of the test.
     pub class: Class,

@@ -229,9 +229,10 @@ fn without_curl(place: &str, line: &str) {
         println!("{place}: SKIPPED, since there is no curl here: {line}");
         return;
     }
-    let header = behind("-H").and_then(|h| h.split_once(": ")).unwrap_or(("accept", "*/*"));
+    let (header, value) =
+        behind("-H").and_then(|h| h.split_once(": ")).unwrap_or(("accept", "*/*"));
     let reply = match behind("-d") {
-        Some(body) => post_with(url, body, header),
+        Some(body) => post_with(url, body, header, value),
         None => get(url),
     };
     let reply = reply.unwrap_or_else(|e| panic!("{place}: {line}: {e}"));

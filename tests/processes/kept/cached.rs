@@ -22,7 +22,7 @@ fn say(data: &Path, args: &[&str]) -> (bool, String) {
 struct Scene {
     place: Place,
     server: Running,
-    /// Of ann and of bob.
+    /// The keys of ann and of bob.
     keys: [String; 2],
 }
 
@@ -50,7 +50,7 @@ impl Scene {
                            "ignore_eos": true });
         let bearer = format!("Bearer {}", self.keys[who]);
         let url = format!("{}/v1/completions", self.server.ready);
-        let reply = post_with(&url, &body.to_string(), ("authorization", &bearer)).unwrap();
+        let reply = post_with(&url, &body.to_string(), "authorization", &bearer).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let answer: Value = serde_json::from_str(&reply.body).unwrap();
         let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
@@ -76,7 +76,7 @@ impl Scene {
     fn page(&self, who: usize) -> Value {
         let bearer = format!("Bearer {}", self.keys[who]);
         let url = format!("{}/line", self.server.ready);
-        let line = get_with(&url, ("authorization", &bearer)).unwrap().body;
+        let line = get_with(&url, "authorization", &bearer).unwrap().body;
         serde_json::from_str::<Value>(&line).unwrap()["prefixes"].clone()
     }
 }

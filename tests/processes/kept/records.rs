@@ -21,7 +21,7 @@ pub fn prompt(seed: u32) -> Vec<u32> {
 }
 
 pub struct Place {
-    /// Of data and caches.
+    /// The folder of data and caches.
     pub dir: PathBuf,
     /// The file of the served model.
     pub model: PathBuf,
@@ -85,7 +85,7 @@ pub fn reply(server: &Running, prompt: &[u32], key: &str) -> Reply {
                        "ignore_eos": true });
     let bearer = format!("Bearer {key}");
     let url = format!("{}/v1/completions", server.ready);
-    post_with(&url, &body.to_string(), ("authorization", &bearer)).unwrap()
+    post_with(&url, &body.to_string(), "authorization", &bearer).unwrap()
 }
 
 /// The answer with log-probabilities, and the number of prompt tokens that were reused.

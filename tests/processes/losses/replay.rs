@@ -67,7 +67,7 @@ fn requests() -> Vec<(&'static str, Value)> {
 }
 
 /// The part of an answer that must be the same, byte for byte: all but names, times and counts of repeated computing.
-fn answer(server: &Server, (path, body): &(&str, Value)) -> (Value, u64) {
+fn answer(server: &Server, path: &str, body: &Value) -> (Value, u64) {
     let reply = server.post(path, body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     let json: Value = serde_json::from_str(&reply.body).unwrap();
@@ -81,10 +81,10 @@ fn lose_a_worker(server: &Arc<Server>, signal_name: &str, which: usize, expected
     let (begin, done) = (drawn(), Arc::new(AtomicUsize::new(0)));
     let clients: Vec<_> = requests()
         .into_iter()
-        .map(|request| {
+        .map(|(path, body)| {
             let (server, done) = (Arc::clone(server), Arc::clone(&done));
             std::thread::spawn(move || {
-                let answer = answer(&server, &request);
+                let answer = answer(&server, path, &body);
                 done.fetch_add(1, Ordering::SeqCst);
                 answer
             })
@@ -122,7 +122,7 @@ fn every_worker_is_lost_once(args: &[&str], signals: &[&str]) {
     let args: Vec<&str> = base.iter().chain(args).copied().collect();
     let server = Arc::new(Server::start(&args));
     let expected: Vec<Value> =
-        requests().iter().map(|request| answer(&server, request).0).collect();
+        requests().iter().map(|(path, body)| answer(&server, path, body).0).collect();
     for signal_name in signals {
         for which in 0..3 {
             // On a busy machine all may have been answered before the signal: then another time.

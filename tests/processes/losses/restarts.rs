@@ -295,7 +295,7 @@ fn a_stream_belongs_to_the_key_that_asked_for_it() {
     let path = format!("/v1/streams/{id}");
     let is_none_of_bobs = |server: &Server| {
         let url = server.url(&path);
-        let as_bob = get_with(&url, ("authorization", &bob)).unwrap();
+        let as_bob = get_with(&url, "authorization", &bob).unwrap();
         assert_eq!(as_bob.status, 404, "{}", as_bob.body);
         let post = agent().post(server.url("/v1/chat/completions")).header("authorization", &bob);
         assert_eq!(post.header("last-event-id", &last).send("{}").unwrap().status(), 404);

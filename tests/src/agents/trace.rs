@@ -17,11 +17,17 @@ const TALKS: usize = 3;
 /// A block of instructions and tools, in tokens before scaling.
 const BLOCK: (f64, f64) = (2_000.0, 20_000.0);
 
-/// Means of drawn lengths, in tokens before scaling, and their spread: the standard deviation of the logarithm.
-const RESULT: (f64, f64) = (6_400.0, 1.2);
-const ANSWER: (f64, f64) = (523.0, 0.7);
-const TASK: (f64, f64) = (3_000.0, 0.8);
-const SUMMARY: (f64, f64) = (8_000.0, 0.4);
+/// How lengths are drawn, in tokens before scaling.
+struct Lognormal {
+    mean: f64,
+    /// The standard deviation of the logarithm.
+    deviation: f64,
+}
+
+const RESULT: Lognormal = Lognormal { mean: 6_400.0, deviation: 1.2 };
+const ANSWER: Lognormal = Lognormal { mean: 523.0, deviation: 0.7 };
+const TASK: Lognormal = Lognormal { mean: 3_000.0, deviation: 0.8 };
+const SUMMARY: Lognormal = Lognormal { mean: 8_000.0, deviation: 0.4 };
 
 /// Longest result, after scaling, as a share of the context: a tool's output is cut off.
 const LONGEST_RESULT: u32 = 4;
@@ -90,7 +96,7 @@ pub struct Trace {
 
 struct Talk {
     owner: u64,
-    /// Its requests as they are repeated now, oldest first.
+    /// The requests of the conversation as they are repeated now, oldest first.
     turns: Vec<usize>,
     /// Turns that are still to come.
     left: u64,
@@ -130,7 +136,8 @@ impl Trace {
 }
 
 impl Drawing {
-    fn lognormal(&mut self, (mean, deviation): (f64, f64), most: u32) -> u32 {
+    fn lognormal(&mut self, tokens: &Lognormal, most: u32) -> u32 {
+        let Lognormal { mean, deviation } = *tokens;
         let (u, v) = (1.0 - self.rng.unit(), self.rng.unit());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         let tokens = mean / SCALE * (deviation * normal - deviation * deviation / 2.0).exp();
@@ -138,11 +145,11 @@ impl Drawing {
     }
 
     fn result(&mut self) -> u32 {
-        self.lognormal(RESULT, self.context / LONGEST_RESULT)
+        self.lognormal(&RESULT, self.context / LONGEST_RESULT)
     }
 
-    fn ask(&mut self, (owner, kind): (u64, Kind), after: Option<(usize, u32)>, own: u32) -> usize {
-        let answer = self.lognormal(ANSWER, self.context / LONGEST_RESULT);
+    fn ask(&mut self, owner: u64, kind: Kind, after: Option<(usize, u32)>, own: u32) -> usize {
+        let answer = self.lognormal(&ANSWER, self.context / LONGEST_RESULT);
         self.prompts.push(after.map_or(0, |(_, n)| n) + own);
         self.asks.push(Ask { owner, kind, after, own, answer, border: 0 });
         self.asks.len() - 1
@@ -155,18 +162,18 @@ impl Drawing {
 
     /// A conversation begins with its owner's instructions.
     fn begin(&mut self, owner: u64, kind: Kind) {
-        let task = self.lognormal(TASK, self.context / LONGEST_RESULT);
+        let task = self.lognormal(&TASK, self.context / LONGEST_RESULT);
         let (low, high) = match kind {
             Kind::SubAgent => SUB_TURNS,
             _ => TURNS,
         };
         let left = self.rng.between(low, high);
         let first = match self.blocks[owner as usize] {
-            Some(block) => self.ask((owner, kind), Some(block), task),
+            Some(block) => self.ask(owner, kind, Some(block), task),
             None => {
                 let spread = self.rng.unit() * (BLOCK.1 / BLOCK.0).ln();
                 let block = (BLOCK.0 / SCALE * spread.exp()) as u32;
-                let first = self.ask((owner, kind), None, block + task);
+                let first = self.ask(owner, kind, None, block + task);
                 self.asks[first].border = block;
                 self.blocks[owner as usize] = Some((first, block));
                 first
@@ -199,8 +206,8 @@ impl Drawing {
         let block = self.blocks[owner as usize].filter(|(_, block)| *block < self.prompts[last]);
         let longest_answer = self.context / LONGEST_RESULT;
         if all + more + longest_answer > self.context {
-            let summary = self.lognormal(SUMMARY, longest_answer);
-            let next = self.ask((owner, Kind::Compaction), block, summary + more);
+            let summary = self.lognormal(&SUMMARY, longest_answer);
+            let next = self.ask(owner, Kind::Compaction, block, summary + more);
             self.talks[at].turns = vec![next];
             return;
         }
@@ -240,7 +247,7 @@ impl Drawing {
         };
         // Text behind the change that is repeated is different text there, so it is its own.
         let own = if kind == Kind::Branch { more } else { all - keep + more };
-        let next = self.ask((owner, kind), Some((turns[from], keep)), own);
+        let next = self.ask(owner, kind, Some((turns[from], keep)), own);
         self.asks[next].border = own - more;
         if let (Kind::Tools, Some((_, length))) = (kind, block) {
             self.blocks[owner as usize] = Some((next, length));

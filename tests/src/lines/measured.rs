@@ -73,7 +73,7 @@ impl Compared {
 /// Rows from the text of a file that `bench --json` wrote.
 ///
 /// # Errors
-/// It is not such a file, or one of an older release.
+/// The text is of no such file, or of one of an older release.
 pub fn read(text: &str) -> Result<Vec<BenchRow>, String> {
     let mut rows: Vec<BenchRow> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     rows.retain(|row| TESTS.contains(&row.test.as_str()));

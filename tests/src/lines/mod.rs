@@ -54,9 +54,9 @@ impl Default for ModelCost {
 /// The load of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
-    /// This many prompts at once.
+    /// So many prompts at once.
     Prefill(usize),
-    /// This many streams at once.
+    /// So many streams at once.
     Decode(usize),
 }
 

@@ -55,7 +55,7 @@ pub fn draw(title: &str, panels: &[Panel], columns: usize, legend: &[String]) ->
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    text(&mut svg, (width / 2.0, 20.0), "middle", 14, title);
+    text(&mut svg, width / 2.0, 20.0, "middle", 14, title);
     for (i, panel) in panels.iter().enumerate() {
         let at = (PANEL.0 * (i % columns) as f64, TOP + PANEL.1 * (i / columns) as f64);
         let _ = writeln!(svg, "<g transform=\"translate({} {})\">", at.0, at.1);
@@ -66,7 +66,7 @@ pub fn draw(title: &str, panels: &[Panel], columns: usize, legend: &[String]) ->
         let x = 40.0 + LEGEND_ENTRY * (i % per_line) as f64;
         let y = TOP + PANEL.1 * rows as f64 + LEGEND_LINE * (i / per_line) as f64 + 6.0;
         polyline(&mut svg, &[(x, y), (x + 30.0, y)], i);
-        text(&mut svg, (x + 36.0, y + 4.0), "start", 11, name);
+        text(&mut svg, x + 36.0, y + 4.0, "start", 11, name);
     }
     svg + "</svg>\n"
 }
@@ -81,7 +81,7 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
     };
     let y_at = |value: f64| ORIGIN.1 + PLOT.1 * (1.0 - value / top);
     let bottom = ORIGIN.1 + PLOT.1;
-    text(svg, (ORIGIN.0 + PLOT.0 / 2.0, ORIGIN.1 - 10.0), "middle", 12, &panel.title);
+    text(svg, ORIGIN.0 + PLOT.0 / 2.0, ORIGIN.1 - 10.0, "middle", 12, &panel.title);
     let mut tick = 0.0;
     while tick <= top * 1.0001 {
         let y = y_at(tick);
@@ -91,11 +91,11 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
             ORIGIN.0,
             ORIGIN.0 + PLOT.0
         );
-        text(svg, (ORIGIN.0 - 6.0, y + 4.0), "end", 11, &number(tick, step));
+        text(svg, ORIGIN.0 - 6.0, y + 4.0, "end", 11, &number(tick, step));
         tick += step;
     }
     for (i, name) in panel.x.iter().enumerate() {
-        text(svg, (x_at(i), bottom + 16.0), "middle", 11, name);
+        text(svg, x_at(i), bottom + 16.0, "middle", 11, name);
     }
     let _ = writeln!(
         svg,
@@ -104,7 +104,7 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
         ORIGIN.1,
         ORIGIN.0 + PLOT.0
     );
-    text(svg, (ORIGIN.0 + PLOT.0 / 2.0, bottom + 32.0), "middle", 11, &panel.x_label);
+    text(svg, ORIGIN.0 + PLOT.0 / 2.0, bottom + 32.0, "middle", 11, &panel.x_label);
     let _ = writeln!(
         svg,
         "<text transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
@@ -149,7 +149,7 @@ fn polyline(svg: &mut String, points: &[(f64, f64)], style: usize) {
     );
 }
 
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, size: u32, words: &str) {
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, size: u32, words: &str) {
     let words = escaped(words);
     let _ = writeln!(
         svg,

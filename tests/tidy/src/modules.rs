@@ -91,7 +91,7 @@ type Written = Vec<String>;
 /// A parsed file.
 struct File {
     path: String,
-    /// Its `use` without `pub`: path, and the name it gives it here.
+    /// The file's `use` without `pub`: path, and the name it gives it here.
     uses: Vec<(Written, String)>,
     /// Names handed on, with where they come from.
     hands_on: BTreeMap<String, Written>,
@@ -329,7 +329,7 @@ fn without_tests(text: &str) -> String {
 }
 
 /// A file without its comments and without the contents of its strings and character literals; its lines stay.
-fn code_alone(text: &str) -> String {
+pub fn code_alone(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {

@@ -1,5 +1,6 @@
-//! The cost of changes, in files: how many files of the product name a setting of sampling, and whether each patch of
-//! `tests/changes` touches only as many files and lines as its head allows. `.ci/changes` compiles those patches.
+//! The cost of changes, in files. The tests count how many files of the product name a setting of sampling, and
+//! whether each patch of `tests/changes` touches only as many files and lines as its head allows. `.ci/changes`
+//! compiles those patches.
 
 use std::collections::BTreeSet;
 use std::fs;

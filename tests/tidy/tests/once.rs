@@ -1,5 +1,5 @@
-//! What is written once: types that kernels, GPUs and the engine share. And what is known in one place: kinds of devices, and
-//! ways in which blocks meet the residual stream.
+//! Definitions that stand once: types that kernels, GPUs and the engine share. And what is known in one place: kinds
+//! of devices, and ways in which blocks meet the residual stream.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,15 +16,16 @@ const MOST_METHODS: usize = 15;
 /// Where operands are defined, kernels compute, and blocks ask for it.
 const FOLDERS: [&str; 5] = ["shapes/src", "ops/src", "kernels/src", "gpu/src", "src/device"];
 
-/// Structs of which every model's file says something, and the most fields of each. What one or two models have belongs into
-/// a variant or a part of it.
+/// Structs of which every model's file says something, and the most fields of each. A field that one or two models
+/// have belongs into a variant or a part of it.
 const FIELDS: [(&str, &str, usize); 2] =
     [("layer.rs", "BlockSpec", 5), ("attention.rs", "AttentionSpec", 12)];
 
 /// Files of the engine that run block after block.
 const LOOPS: [&str; 2] = ["stage/layers.rs", "stage/own_drafts/block.rs"];
 
-/// What differs from model to model of the residual stream: files of descriptions and their enums.
+/// Enums of what differs from model to model of the residual stream, with the files of descriptions that they stand
+/// in.
 const WAYS: [(&str, &str); 6] = [
     ("residual.rs", "Residual"),
     ("residual.rs", "Streams"),

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use brigade_tidy::modules;
 
-/// The rooms of a folder, lowest first, and files beside them that count as rooms of their own. What is neither, as the
-/// folder's root, may use all. Rooms may use what the root defines for them.
+/// The rooms of a folder, lowest first, and files beside them that count as rooms of their own. A file that is
+/// neither, such as the folder's root, may use all. Rooms may use what the root defines for them.
 const ROOMS: &[(&str, &[&str])] = &[
     (
         "coordinator/http/src",

@@ -1,8 +1,8 @@
 //! The repository's own rules, as tests. They are about file lengths and sizes, module heads, banned macros, where `unsafe` may
 //! stand, which crate and which file may depend on which, and documents that agree with what is there.
 //!
-//! It reads the source tree as text, and lists every violation, not just the first. Of Rust's grammar it
-//! knows comments, string literals and the modules' names.
+//! It reads the source tree as text, and lists every violation, not just the first. It knows comments, string
+//! literals and modules' names, and nothing else of Rust's grammar.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

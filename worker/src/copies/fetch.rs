@@ -35,7 +35,7 @@ use super::store::{BlockPieces, Item, Pieces, What};
 pub struct Keeper {
     /// The address at which it is dialled.
     pub address: Address,
-    /// Its key, where it speaks TLS.
+    /// The keeper's key, where it speaks TLS.
     pub key: Option<KeyId>,
 }
 
@@ -108,7 +108,7 @@ impl Gathered {
     /// Fetches copies from another worker.
     ///
     /// # Errors
-    /// The worker cannot be reached, has them no more, or sends something else; more than `limit` bytes would be fetched.
+    /// The other worker cannot be reached, has the copies no more, or sends something else; more than `limit` bytes would be fetched.
     pub async fn fetch(
         &mut self,
         Keeper { address, key }: &Keeper,

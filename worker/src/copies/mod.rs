@@ -2,14 +2,15 @@
 //!
 //! A stage copies the new part of a sequence's state when a ubatch tells it to. Every stage does so at the same
 //! ubatch, so that all copies belong to one position. The executor's thread only copies memory, into a bounded room
-//! ([`taker`]); a task sends it to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or writes
-//! it to the disk ([`disk`]), at a bounded rate. Copies from other workers are kept in a [`store`], layer by layer.
+//! ([`taker`]). A task sends the copies to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or
+//! writes them to the disk ([`disk`]), at a bounded rate. Copies from other workers are kept in a [`store`], layer by
+//! layer.
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
-//! are, unless they were written to since. Of recurrent states it keeps its last copies itself. Missing copies are
-//! fetched from other workers ([`fetch`]). When a line is taken down as planned, each worker keeps the states of its
-//! own stage until the next line has them ([`parting`]). The coordinator decides whether and to which position a
-//! sequence goes back.
+//! are, unless they were written to since. It keeps the last copies of its own recurrent states itself. Missing
+//! copies are fetched from other workers ([`fetch`]). When a line is taken down as planned, each worker keeps the
+//! states of its own stage until the next line has them ([`parting`]). The coordinator decides whether and to which
+//! position a sequence goes back.
 
 pub mod buffers;
 pub mod disk;

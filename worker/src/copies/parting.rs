@@ -2,7 +2,7 @@
 //!
 //! The last ubatch of the line names a position of each sequence (`SeqOp::Checkpoint` with `parting`). Nothing is
 //! copied at that moment: the states stay in place while the stage is at rest and its future is not known yet. They
-//! are copied when the stage makes room for another one, on the executor's thread. Of a stage that stays only
+//! are copied when the stage makes room for another one, on the executor's thread. Where the stage stays, only its
 //! recurrent states are copied, since its pages stay in place. The workers of the next line fetch them from here,
 //! until the coordinator says that all sequences have their states.
 

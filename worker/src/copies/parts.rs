@@ -77,7 +77,7 @@ fn part(part: Part) -> CopyPart {
 /// A step in the assembly of a copy from messages.
 #[derive(Debug, PartialEq)]
 pub enum Event {
-    /// A part is here whole. Of a rest, the position is not known before the end; it is 0 here.
+    /// A part is here whole. The position of a rest is not known before the end; it is 0 here.
     Item(Item, Bytes),
     /// The copy ends; with the position that it is whole at.
     End(Option<(u32, TokenMark)>),

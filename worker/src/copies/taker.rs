@@ -83,7 +83,7 @@ impl Taken {
         Self { head, at, items, _room: room }
     }
 
-    /// Its parts, one by one; its room is free again when they are all gone.
+    /// The parts of what was taken, one by one; their room is free again when they are all gone.
     pub fn into_items(self) -> impl Iterator<Item = (Item, Bytes)> + Send {
         let Self { items, _room: room, .. } = self;
         items.into_iter().inspect(move |_| {
@@ -140,7 +140,7 @@ pub struct PutBack {
     pub name: Option<CopyName>,
     /// The position, as a number of tokens.
     pub len: u32,
-    /// Their tokens, on the last stage.
+    /// The tokens of the sequences, on the last stage.
     pub tokens: Vec<u32>,
     /// Copies from other workers and from memory.
     pub gathered: Gathered,

@@ -38,7 +38,7 @@ pub enum LaneOut {
 /// A lane's use of the stage, with everything that its results need on their way.
 #[derive(Debug)]
 pub struct LaneRun {
-    /// This stage's number, for failures and timings.
+    /// Number of this worker's stage, for failures and timings.
     pub stage: u32,
     /// The destination of results.
     pub out: LaneOut,

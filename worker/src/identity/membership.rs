@@ -51,7 +51,7 @@ pub enum MembershipError {
         /// The data folder.
         folder: PathBuf,
     },
-    /// It never joined, and has no token.
+    /// The worker never joined, and has no token.
     #[error("{folder} has no certificate yet: give --join and --token once (brigade token create)")]
     NoToken {
         /// The data folder.
@@ -142,7 +142,7 @@ impl Membership {
         })
     }
 
-    /// Its certificate and key, and the authorities that it trusts.
+    /// The worker's certificate and key, and the authorities that it trusts.
     pub fn credentials(&self) -> &Arc<Credentials> {
         &self.credentials
     }

@@ -42,7 +42,7 @@ pub struct Fetch {
 /// Progress of a fetch.
 #[derive(Debug)]
 pub enum Step {
-    /// This many bytes have arrived.
+    /// So many bytes have arrived.
     Bytes(u64),
     /// A span is in the cache.
     Done(usize, Hash),

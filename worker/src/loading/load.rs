@@ -41,7 +41,7 @@ pub struct Loader {
     pub model_files: bool,
     /// The identity of this machine.
     pub host_id: String,
-    /// This start of the worker ([`crate::host::instance`]).
+    /// Number of this start of the worker ([`crate::host::instance`]).
     pub instance: u64,
     /// Bytes a stage may take.
     pub memory_limit: u64,
@@ -438,7 +438,7 @@ pub struct Loaded {
     pub content: Content,
     /// Bytes of tensors that were read for it.
     pub read_bytes: u64,
-    /// Its layers that were in memory already.
+    /// The stage's layers that were in memory already.
     pub kept_layers: usize,
 }
 

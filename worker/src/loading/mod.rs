@@ -1,4 +1,4 @@
-//! What to load, from where, and whether it fits.
+//! An order to load a stage: what to load, from where, and whether it fits.
 
 pub mod fetch;
 pub mod load;

@@ -51,7 +51,7 @@ pub struct CheckpointOrder {
     pub mode: CheckpointMode,
     /// Worker that keeps them.
     pub buddy: Option<Address>,
-    /// Its key, where it speaks TLS.
+    /// The buddy's key, where it speaks TLS.
     pub buddy_key: Option<KeyId>,
     /// Key of the worker whose copies this one keeps, where that speaks TLS.
     pub kept_key: Option<KeyId>,
@@ -62,7 +62,7 @@ pub struct CheckpointOrder {
 /// A tensor of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorWanted {
-    /// Its name in the directory.
+    /// The tensor's name in the directory.
     pub name: String,
     /// Bytes of the tensor.
     pub nbytes: u64,

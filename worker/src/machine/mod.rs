@@ -1,4 +1,4 @@
-//! What a process may take of its machine: memory, threads, files, calls of strangers, its share of a node and its turns.
+//! A process's share of its machine: memory, threads, files, calls of strangers, its share of a node and its turns.
 
 pub mod memory;
 pub mod pace;

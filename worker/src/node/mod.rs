@@ -1,4 +1,4 @@
-//! A node: a process that runs the stages of its machine, each in a process of its own, so that a fault of one
+//! A node: a process that runs the stages of its machine. Each stage has a process of its own. So a fault of one
 //! touches no other, and its memory is always freed.
 //!
 //! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the
@@ -46,7 +46,7 @@ const SPEEDS: &str = "BRIGADE_SPEED";
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// Its own file cannot be opened or started.
+    /// The program's own file cannot be opened or started.
     #[error("cannot start this program's own file for a stage: {0}")]
     Program(io::Error),
     /// Stages could not take turns.
@@ -93,7 +93,7 @@ impl Node {
     /// A node of `stages` stages, each with these arguments.
     ///
     /// # Errors
-    /// This program's file cannot be opened, or the system has no room for locks.
+    /// The program's own file cannot be opened, or the system has no room for locks.
     pub fn new(arguments: Vec<OsString>, stages: usize) -> Result<Self, NodeError> {
         // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;

@@ -67,7 +67,7 @@ impl Folder {
     /// Locks the first folder in `dir` that no worker has, and lists the bundles in it. Blocks.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The folder cannot be made or read.
     pub fn open(dir: &Path) -> io::Result<(Self, Vec<Found>)> {
         let folder = Self::free(dir)?;
         let found = folder.look_through()?;

@@ -68,7 +68,7 @@ pub struct About {
 pub struct Record {
     /// The record's contents and properties.
     pub about: About,
-    /// Its blocks', one after the other.
+    /// The blocks' parts, one after the other.
     pub parts: Vec<Part>,
     /// Where its bytes begin in the bundle.
     offset: u64,
@@ -276,7 +276,7 @@ impl RecordHead {
 /// The bytes of a record, if they are those that were written.
 ///
 /// # Errors
-/// They are not.
+/// The bytes are not those that were written.
 pub fn verify(record: &Record, bytes: Bytes) -> io::Result<Bytes> {
     if bytes.len() as u64 == record.nbytes() && check(&[&bytes]) == record.check {
         Ok(bytes)

@@ -231,8 +231,8 @@ impl Store {
         Ok(())
     }
 
-    /// Records with their bundles and their bytes, checked, in the order of `ids`. Those that lie behind each other in one
-    /// file are read at once. Blocks. A bundle with a damaged one goes.
+    /// Records with their bundles and their bytes, checked, in the order of `ids`. Records that lie behind each other
+    /// in one file are read at once. Blocks. A bundle with a damaged one goes.
     ///
     /// # Errors
     /// One is not here, or damaged.

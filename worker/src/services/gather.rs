@@ -56,7 +56,7 @@ type Wanted = (usize, u64);
 enum Ended {
     /// The request was given up.
     Over,
-    /// This holder failed; another holder, or the source, may have better luck.
+    /// The holder failed; another holder, or the source, may have better luck.
     Holder(String),
     Cache(CacheError),
 }

@@ -150,7 +150,7 @@ async fn serve_lane(
     result
 }
 
-/// Lets a lane begin by its first frame. Of one that may not, no more is taken in.
+/// Lets a lane begin by its first frame. From a peer that may not, no more is taken in.
 async fn admit(
     worker: &Worker,
     mut inbound: Streaming<LaneFrame>,

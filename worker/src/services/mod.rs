@@ -1,4 +1,5 @@
-//! What others call: the control service and its streams, the lane, and what a worker tells a coordinator by itself.
+//! The worker's services: the control service and its streams, the lane, and what a worker tells a coordinator by
+//! itself.
 
 pub mod control;
 pub mod copies;

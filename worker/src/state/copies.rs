@@ -37,7 +37,7 @@ const FOLDER: &str = "checkpoints";
 pub struct Copies {
     /// Copies of other workers' stages, in memory.
     pub kept: Arc<Store>,
-    /// This stage's recurrent states at the last checkpoints.
+    /// The stage's recurrent states at the last checkpoints.
     pub own: Arc<Store>,
     /// States of this worker's stage that wait for the next line.
     pub parting: Arc<Parting>,

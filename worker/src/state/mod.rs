@@ -589,7 +589,7 @@ fn over(epoch: u64, session: &Session) -> Failure {
 /// Runs blocking work beside the runtime.
 ///
 /// # Errors
-/// What `work` says; Io if it panics.
+/// The errors of `work`; Io if `work` panics.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {

@@ -349,7 +349,7 @@ impl Cache {
 pub enum BlobState {
     /// The complete blob, verified.
     Complete(CachedBlob),
-    /// This many bytes from its start.
+    /// So many bytes from the blob's start are there.
     Partial(u64),
 }
 

@@ -27,7 +27,7 @@ use brigade_line::model::Model;
 pub struct Ordered {
     /// Members, first stage first.
     pub who: Vec<MemberId>,
-    /// Where it is cut.
+    /// Place of the cut.
     pub cut: HandCut,
 }
 
@@ -94,7 +94,7 @@ pub async fn load(order: Order) -> Result<Ahead, PlaceError> {
     Ok(Ahead { line: Ordered { who, cut: HandCut::Borders(borders) }, read_bytes, placement })
 }
 
-/// Prepares and loads a stage; returns the bytes that were read. That it cannot be done is no failure: it is done later.
+/// Prepares and loads a stage; returns the bytes that were read. A failure is no error here: the load is done later.
 async fn one(model: Arc<Model>, order: StageOrder, progress: Progress) -> u64 {
     let (conn, ahead) = (order.stage.conn.clone(), order.ahead);
     let (epoch, coordinator_id) = (order.request.epoch, order.request.coordinator_id.clone());

@@ -52,7 +52,7 @@ pub struct Built {
 /// Why there is no line.
 #[derive(Debug)]
 pub enum BuildError {
-    /// These workers cannot or will not take or load their stages.
+    /// Workers cannot or will not take or load their stages.
     Workers(Vec<(MemberId, WorkerError)>),
     /// All stages have loaded, and the line did not open.
     Open(WorkerError),

@@ -84,7 +84,7 @@ fn report(conn: &Conn, facts: &LoadedFacts) {
 /// `request.epoch` runs.
 ///
 /// # Errors
-/// What the worker says, or that it is lost or stalled.
+/// The worker's own error, or that the worker is lost or stalled.
 pub async fn load_stage(
     conn: &Conn,
     request: LoadRequest,

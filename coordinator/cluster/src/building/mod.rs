@@ -1,8 +1,8 @@
-//! From connected workers to a line that computes: stages are placed, loaded and joined.
+//! Builds a line that computes from connected workers: stages are placed, loaded and joined.
 
 pub(crate) mod ahead;
 pub(crate) mod build;
-pub(crate) mod enough;
+pub(crate) mod fits;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod place;

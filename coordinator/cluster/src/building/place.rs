@@ -128,7 +128,7 @@ impl Placement {
         Err(PlaceError::Workers(plain.into_iter().map(refused).collect()))
     }
 
-    /// Where the states of its sequences are; `beside`: workers that have some and are not on the line.
+    /// The workers that have the states of the stage's sequences; `beside`: those of them that are not on the line.
     pub fn state_access(&self, beside: Vec<Conn>) -> StageStates {
         let (identity, stages) = (self.identity.clone(), self.stages.clone());
         StageStates::new(identity, stages, beside, self.checkpoint, self.cuts_lose_bits)
@@ -546,7 +546,7 @@ fn prepare_request(
     }
 }
 
-/// Where a stage's copies go: to the next one of the line, and those of the last to the first.
+/// The receivers of stages' copies: each stage's go to the next one of the line, and the last one's to the first.
 fn checkpoints(placement: &Placement, index: usize) -> Option<Checkpoints> {
     let (stages, n) = (&placement.stages, placement.stages.len());
     let order = Checkpoints { memory_bytes: stages[index].copy_bytes, ..Checkpoints::default() };

@@ -54,7 +54,7 @@ pub enum WorkerError {
         /// The cause, in words.
         reason: String,
     },
-    /// Not reachable, gone, or silent: try again later.
+    /// The worker is not reachable, gone, or silent: try again later.
     #[error("{worker}: {reason}")]
     Lost {
         /// The worker's name.
@@ -62,7 +62,7 @@ pub enum WorkerError {
         /// The failed call, or the silence.
         reason: String,
     },
-    /// It answers, but cannot or will not do this; trying again changes nothing.
+    /// The worker answers, but cannot or will not do this; trying again changes nothing.
     #[error("{worker} refuses: {reason}")]
     Refused {
         /// The worker's name.
@@ -78,7 +78,7 @@ pub enum WorkerError {
         /// The coordinator that has it, or that it drains.
         reason: String,
     },
-    /// It answers heartbeats, but a call to it makes no progress.
+    /// The worker answers heartbeats, but a call to it makes no progress.
     #[error("{worker} is stalled: {reason}")]
     Stalled {
         /// The worker's name.
@@ -86,7 +86,7 @@ pub enum WorkerError {
         /// The call that it does not get on with.
         reason: String,
     },
-    /// It is connected, but its stage failed: by itself, or because of a neighbour.
+    /// The worker is connected, but its stage failed: by itself, or because of a neighbour.
     #[error("{worker}: its stage failed: {reason}")]
     StageFailed {
         /// The worker's name.
@@ -235,12 +235,12 @@ impl Conn {
         self.slowdown.store(times.to_bits(), Ordering::Relaxed);
     }
 
-    /// Its last heartbeat and the time of it.
+    /// The worker's last heartbeat and the time of it.
     pub fn pulse(&self) -> &Pulse {
         &self.pulse
     }
 
-    /// Its capabilities, from the handshake.
+    /// The worker's capabilities, from the handshake.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

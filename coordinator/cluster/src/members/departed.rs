@@ -36,7 +36,7 @@ pub struct Left {
     pub name: String,
     /// The address at which it was dialled.
     pub address: String,
-    /// Its key, in hexadecimal.
+    /// The worker's key, in hexadecimal.
     pub key: Option<String>,
     /// When it was lost.
     pub at: Instant,

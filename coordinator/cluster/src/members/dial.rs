@@ -25,7 +25,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 pub struct Dial {
     /// Where the worker comes from.
     pub origin: Origin,
-    /// Its name when it was last there.
+    /// The worker's name when it was last there.
     pub called: Option<String>,
     /// How children are started.
     pub local: Option<LocalOptions>,
@@ -42,7 +42,7 @@ pub struct Dial {
 /// The result of a successful attempt.
 #[derive(Debug)]
 pub struct Connected {
-    /// Its process, if it is our child.
+    /// The worker's process, if it is our child.
     pub child: Option<LocalWorker>,
     /// The connection to the worker.
     pub conn: Conn,

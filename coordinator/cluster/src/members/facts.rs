@@ -55,7 +55,7 @@ fn host_facts(host: &HostPart) -> HostFacts {
 /// Checks that the planner can reckon with what a worker says of itself.
 ///
 /// # Errors
-/// What is no such number.
+/// A value is no number that the planner can use.
 pub fn check(caps: &Capabilities) -> Result<(), String> {
     let speeds = [
         ("memory speed in GB/s", caps.gb_per_second),

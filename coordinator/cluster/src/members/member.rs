@@ -37,7 +37,7 @@ pub const DOUBT_FOR: Duration = Duration::from_secs(300);
 /// Weight of a line that a member broke, or of being lost while one was built.
 pub const BROKE: u32 = 1;
 
-/// This many broken lines are forgiven, since processes are restarted, sometimes more than once.
+/// Number of broken lines that are forgiven, since processes are restarted, sometimes more than once.
 const FORGIVEN: u32 = 3;
 
 /// Weight of a break that is not forgiven: a worker accepted work and did not do it, or took the place of one that
@@ -54,7 +54,7 @@ pub enum Origin {
     Local(usize),
     /// Named by the user.
     Remote(Address),
-    /// It joined by itself from this address.
+    /// The worker joined by itself from this address.
     Joined(Address),
 }
 
@@ -68,7 +68,7 @@ impl Origin {
         }
     }
 
-    /// Where it is dialled; empty for a child that was not started yet.
+    /// Address at which the worker is dialled; empty for a child that was not started yet.
     pub fn address(&self) -> String {
         match self {
             Self::Local(_) => String::new(),
@@ -98,9 +98,9 @@ enum State {
 pub struct Known {
     /// The worker's name.
     pub name: String,
-    /// Where it is dialled.
+    /// Address at which the worker is dialled.
     pub address: String,
-    /// Its key, in hexadecimal.
+    /// The worker's key, in hexadecimal.
     pub key: Option<String>,
     /// The kernel table and the number of threads.
     pub device: String,
@@ -132,7 +132,7 @@ impl Known {
 /// A worker that the supervisor wants.
 #[derive(Debug)]
 pub struct Member {
-    /// Where it comes from.
+    /// Source of the member.
     pub origin: Origin,
     child: Option<LocalWorker>,
     state: State,
@@ -176,7 +176,7 @@ impl Member {
         }
     }
 
-    /// Its connection, if it is connected.
+    /// The member's connection, if it is connected.
     pub fn conn(&self) -> Option<&Conn> {
         match &self.state {
             State::Connected { conn, .. } => Some(conn),
@@ -204,7 +204,7 @@ impl Member {
         self.why.as_deref()
     }
 
-    /// Its process, if it is a child that runs.
+    /// The member's process, if it is a child that runs.
     pub fn child_mut(&mut self) -> Option<&mut LocalWorker> {
         self.child.as_mut()
     }

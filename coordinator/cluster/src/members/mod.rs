@@ -4,7 +4,7 @@ pub(crate) mod conn;
 pub(crate) mod departed;
 pub(crate) mod dial;
 pub(crate) mod facts;
-pub(crate) mod hearts;
+pub(crate) mod heartbeats;
 pub(crate) mod join;
 pub(crate) mod lease;
 pub(crate) mod member;

@@ -84,7 +84,7 @@ impl PlacedStage {
         }
     }
 
-    /// Its layers, as the wire counts them.
+    /// The stage's layers, as the wire counts them.
     pub fn layer_range(&self) -> Range<u32> {
         self.layers.start as u32..self.layers.end as u32
     }

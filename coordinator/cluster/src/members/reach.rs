@@ -47,12 +47,12 @@ impl Reach {
         &self.address
     }
 
-    /// Its name in the cluster; `None` over plain connections.
+    /// The worker's name in the cluster; `None` over plain connections.
     pub fn node(&self) -> Option<&str> {
         self.node.as_deref()
     }
 
-    /// Its key; `None` over plain connections.
+    /// The worker's key; `None` over plain connections.
     pub fn key(&self) -> Option<KeyId> {
         self.peer.and_then(|peer| peer.key)
     }

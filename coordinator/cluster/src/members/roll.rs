@@ -87,7 +87,7 @@ pub fn names(members: &BTreeMap<MemberId, Member>, who: &[MemberId]) -> String {
     list(who.iter().filter_map(|id| members.get(id)).map(Member::name))
 }
 
-/// At most [`MAX_NAMES`] of them.
+/// Writes at most [`MAX_NAMES`] of some names.
 pub fn list(names: impl Iterator<Item = String>) -> String {
     let mut names: Vec<String> = names.collect();
     let more = names.len().saturating_sub(MAX_NAMES);

@@ -31,7 +31,7 @@ pub struct Pki {
     /// `None` where certificates come from a foreign authority.
     authority: Option<Authority>,
     certificates_for: Duration,
-    /// Where each node said last that it can be dialled: it says so every few seconds.
+    /// The address that each node said last that it can be dialled at: it says so every few seconds.
     seen: Mutex<std::collections::HashMap<KeyId, String>>,
 }
 
@@ -54,7 +54,7 @@ pub enum Refusal {
     /// The token is not valid.
     #[error(transparent)]
     Token(#[from] BadToken),
-    /// It came without a token, and its key is not known.
+    /// The node came without a token, and its key is not known.
     #[error("this node has not joined the cluster: join it with a token (brigade token create)")]
     Stranger,
     /// The node was revoked.
@@ -215,7 +215,7 @@ impl Pki {
         Ok(Roster::read(folder, unix_now())?.nodes().to_vec())
     }
 
-    /// Where the node that is called `which`, or whose key begins like that, said that it can be dialled.
+    /// The address of the node that is called `which`, or whose key begins like that.
     ///
     /// # Errors
     /// The files cannot be read.

@@ -39,7 +39,7 @@ impl Folder {
     /// Makes the folder, and waits until no other process changes anything in it.
     ///
     /// # Errors
-    /// It cannot be made, or another process keeps the lock.
+    /// The folder cannot be made, or another process keeps the lock.
     pub fn lock(&self) -> Result<Lock, TlsError> {
         files::make_dir(&self.0)?;
         let path = self.file(LOCK_FILE);
@@ -70,7 +70,7 @@ impl Folder {
     /// Writes a file whole; only while the lock is held.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, _: &Lock, name: &str, content: &impl Serialize) -> Result<(), TlsError> {
         let path = self.file(name);
         let bad = |error: serde_json::Error| TlsError::Malformed {
@@ -84,7 +84,7 @@ impl Folder {
     /// Remembers where workers join.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn set_control(&self, address: &str) -> Result<(), TlsError> {
         let _lock = self.lock()?;
         files::write(&self.file(CONTROL_FILE), address)
@@ -93,7 +93,7 @@ impl Folder {
     /// Where workers join; `None` where no server has said so yet.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn control(&self) -> Result<Option<String>, TlsError> {
         Ok(files::read(&self.file(CONTROL_FILE))?.map(|text| text.trim().to_owned()))
     }

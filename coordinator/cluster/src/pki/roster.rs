@@ -29,7 +29,7 @@ pub struct Roster {
 pub struct Node {
     /// The node's name in the cluster.
     pub name: String,
-    /// Its key's id, in hexadecimal.
+    /// The id of the node's key, in hexadecimal.
     pub key: String,
     /// When it joined, in seconds since the Unix epoch.
     pub joined: u64,
@@ -37,7 +37,7 @@ pub struct Node {
     pub expires: u64,
     /// The token it joined with; empty where a foreign authority certified it.
     pub token: String,
-    /// Where it said it can be dialled.
+    /// Address at which the node said it can be dialled.
     #[serde(default)]
     pub address: String,
     /// When it was revoked.
@@ -45,14 +45,14 @@ pub struct Node {
     pub revoked: Option<u64>,
 }
 
-/// Where a node stands.
+/// Standing of a node in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is a member of the cluster.
+    /// The node is a member of the cluster.
     Good,
-    /// Its certificate has expired: it was away for a while, and may come back.
+    /// The node's certificate has expired: it was away for a while, and may come back.
     Away,
-    /// It may not join again.
+    /// The node may not join again.
     Revoked,
 }
 
@@ -80,7 +80,7 @@ impl Roster {
     /// The roster of a folder.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn read(folder: &Folder, now: u64) -> Result<Self, TlsError> {
         let mut roster: Self = folder.read(FILE)?.unwrap_or_default();
         roster.nodes.retain(|node| !node.is_forgotten(now));
@@ -90,7 +90,7 @@ impl Roster {
     /// Writes the roster back to its file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, folder: &Folder, lock: &Lock) -> Result<(), TlsError> {
         folder.write(lock, FILE, self)
     }
@@ -134,7 +134,7 @@ impl Roster {
         names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| wish.to_owned())
     }
 
-    /// Where the node of this name, or of a key that begins like this, said that it can be dialled; the newest of several.
+    /// The address of the node of this name, or of a key that begins like this; the newest of several.
     pub fn address_of(&self, which: &str) -> Option<&str> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
         let is_it = |node: &&Node| {

@@ -26,7 +26,7 @@ const READ_EVERY: Duration = Duration::from_secs(3600);
 pub struct Upkeep {
     pki: Arc<Pki>,
     credentials: Arc<Credentials>,
-    /// Its key, where the authority is this cluster's own.
+    /// The authority's key, where the authority is this cluster's own.
     key: Option<NodeKey>,
 }
 
@@ -34,7 +34,7 @@ pub struct Upkeep {
 /// in, to ask for certificates.
 ///
 /// # Errors
-/// Its files cannot be read or written.
+/// The authority's files cannot be read or written.
 pub fn credentials(pki: &Arc<Pki>, name: &str) -> Result<Upkeep, PkiError> {
     let folder = pki.folder();
     let lock = folder.lock()?;

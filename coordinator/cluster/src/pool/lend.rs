@@ -10,9 +10,9 @@ pub struct Offer {
     pub id: WorkerId,
     /// Bytes that it may use.
     pub memory: u64,
-    /// It has layers of the model in memory.
+    /// Whether the worker has layers of the model in memory.
     pub has_layers: bool,
-    /// It broke a line lately: lent where the others do not suffice.
+    /// Whether the worker broke a line lately. Such a worker is lent where the others do not suffice.
     pub doubted: bool,
 }
 
@@ -54,7 +54,7 @@ pub fn choose(
 /// The fewest of `all` that have to go so that something fits, the first ones first.
 ///
 /// # Errors
-/// It does not fit even without all of them; says what is lacking.
+/// The thing does not fit even without all of them. The error says what is lacking.
 pub fn fewest<T: Clone>(
     all: &[T],
     mut fits: impl FnMut(&[T]) -> Result<(), String>,

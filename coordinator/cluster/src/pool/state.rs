@@ -200,7 +200,7 @@ impl State {
     }
 
     /// # Errors
-    /// What is lacking.
+    /// The error says what is lacking.
     pub fn reserve(&mut self, demand: Demand) -> Result<(SeatId, mpsc::Receiver<Address>), String> {
         let now = Instant::now();
         let (id, lent) = self.seat(demand);
@@ -215,7 +215,7 @@ impl State {
     }
 
     /// # Errors
-    /// What is lacking.
+    /// The error says what is lacking.
     pub fn in_the_way(&mut self, demand: &Demand, seats: &[SeatId]) -> Result<Vec<SeatId>, String> {
         let (id, _) = self.seat(demand.clone());
         let found = self.fewest(id, &self.first_want(id), seats, Instant::now());

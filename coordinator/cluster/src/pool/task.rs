@@ -15,7 +15,7 @@ use super::locked;
 use super::state::State;
 use crate::members::conn::WorkerError;
 use crate::members::dial::{self, Connected, Dial};
-use crate::members::hearts::Hearts;
+use crate::members::heartbeats::Heartbeats;
 use crate::members::member::Origin;
 
 /// How often it looks at what only time changes.
@@ -32,13 +32,13 @@ pub struct Task {
     attempts: JoinSet<Attempt>,
     /// Workers that are being dialled.
     dialled: Vec<WorkerId>,
-    hearts: Hearts,
+    heartbeats: Heartbeats,
 }
 
 impl Task {
     pub fn new(state: Arc<Mutex<State>>, network: Network, coordinator_id: String) -> Self {
-        let (attempts, dialled, hearts) = Default::default();
-        Self { state, network, coordinator_id, attempts, dialled, hearts }
+        let (attempts, dialled, heartbeats) = Default::default();
+        Self { state, network, coordinator_id, attempts, dialled, heartbeats }
     }
 
     /// Takes joins for as long as it is polled.
@@ -52,7 +52,7 @@ impl Task {
                     let (id, attempt) = joined(attempt).await;
                     self.attempted(id, attempt);
                 }
-                (id, error) = self.hearts.next_silent() => {
+                (id, error) = self.heartbeats.next_silent() => {
                     locked(&self.state).silent(id, &error.to_string());
                 }
             }
@@ -81,7 +81,7 @@ impl Task {
         match attempt {
             Ok(Connected { conn, .. }) => {
                 if state.connected(id, conn.clone(), now) {
-                    self.hearts.listen(id, &conn);
+                    self.heartbeats.listen(id, &conn);
                 }
             }
             Err(error) => {

@@ -25,7 +25,7 @@ pub struct Has {
 }
 
 impl Has {
-    /// Some layers, wherever a sequence is.
+    /// These layers on a worker, with nothing found yet.
     pub(crate) fn of(worker: usize, layers: Range<u32>) -> Self {
         let (in_place, parting, up_to, positions) = Default::default();
         Self { worker, layers, in_place, parting, up_to, positions }

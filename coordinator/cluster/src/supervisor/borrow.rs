@@ -6,7 +6,7 @@ use std::time::Instant;
 use brigade_line::admin::{Asked, Refused};
 use brigade_proto::address::Address;
 
-use super::coming::LEAVER_WAITS;
+use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::members::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};
@@ -67,7 +67,7 @@ impl Supervisor {
     fn give_back_spares(&mut self, seat: &Arc<Seat>, now: Instant) {
         let Line::Up { stages, .. } = &self.line else { return };
         let is_settled = self.change.is_none() && self.settling.is_empty();
-        if self.coming.is_some() || self.leaver.is_some() || !is_settled {
+        if self.next_line.is_some() || self.leaver.is_some() || !is_settled {
             return;
         }
         let is_spare = |(id, m): &(&MemberId, &Member)| {
@@ -76,7 +76,7 @@ impl Supervisor {
         let spares: Vec<MemberId> =
             self.members.iter().filter(is_spare).map(|(id, _)| *id).collect();
         for id in spares {
-            self.hearts.stop(id);
+            self.heartbeats.stop(id);
             let Some(member) = self.members.remove(&id) else { continue };
             let Some(address) = address_of(&member) else { continue };
             let how = if member.doubts(now) > 0 { Returned::Doubted } else { Returned::Spare };
@@ -138,7 +138,7 @@ impl Supervisor {
         // No worker can be lent now. An operator that asked is told; a worker that leaves by itself waits on.
         let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
         let is_refused = asked.is_some() && lacking.is_some();
-        let suffice = if self.is_on_line(id) && self.coming.is_none() {
+        let suffice = if self.is_on_line(id) && self.next_line.is_none() {
             self.suffice(&self.others(id))
         } else {
             Err("the line has changed meanwhile".to_owned())

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::coming::LEAVER_WAITS;
+use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::building::place::{self, Placement};
 use crate::members::conn::{Conn, WorkerError};
@@ -92,7 +92,7 @@ impl Supervisor {
             Question::Drain { .. } | Question::Move { .. } | Question::Rebalance
         );
         let answer = match &asked.question {
-            _ if is_change && self.coming.is_some() => Err(self.refuse_while_coming()),
+            _ if is_change && self.next_line.is_some() => Err(self.refuse_while_coming()),
             Question::Status => Ok(Answer::Status(self.status())),
             Question::Cache | Question::DropCache { .. } => {
                 Err(Refused("this process cannot list kept states".to_owned()))
@@ -144,7 +144,7 @@ impl Supervisor {
     }
 
     fn refuse_while_coming(&self) -> Refused {
-        let what = self.coming.as_ref().map_or("", |coming| &coming.what);
+        let what = self.next_line.as_ref().map_or("", |coming| &coming.what);
         Refused(format!("another change is under way ({what}): ask again when it is done"))
     }
 
@@ -165,7 +165,7 @@ impl Supervisor {
             Line::Up { n_ctx, .. } => Some(*n_ctx),
             Line::Down { .. } | Line::Building { .. } => None,
         };
-        self.enough.ask_for(&self.members, ids, n_ctx)
+        self.fits.ask_for(&self.members, ids, n_ctx)
     }
 
     /// The member with this name, and whether it is on the line. If so, the other members suffice without it.
@@ -284,7 +284,7 @@ impl Supervisor {
         let Line::Up { stages, .. } = &self.line else { return };
         let stage = stages.iter().position(|on| *on == id);
         if let Some((conn, stage)) = self.members.get(&id).and_then(Member::conn).zip(stage) {
-            self.hearts.listen_to_a_leaver(id, conn, self.epoch, stage);
+            self.heartbeats.listen_to_a_leaver(id, conn, self.epoch, stage);
         }
     }
 
@@ -437,7 +437,7 @@ impl Supervisor {
     pub(super) fn rebalance_if_it_pays(&mut self) {
         // One computes slower than planned, or not any more.
         self.rebalancing.speeds_changed |= self.speeds_changed();
-        if !self.ends.config.rebalance || self.coming.is_some() {
+        if !self.ends.config.rebalance || self.next_line.is_some() {
             return;
         }
         let Line::Up { stages, since, .. } = &self.line else { return };

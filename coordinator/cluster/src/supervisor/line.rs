@@ -81,7 +81,7 @@ impl Supervisor {
         for (stage, placed) in stages.iter().enumerate() {
             if let Some(member) = self.members.get_mut(&placed.member) {
                 member.serves();
-                self.hearts.listen_on_line(placed.member, &placed.conn, self.epoch, stage);
+                self.heartbeats.listen_on_line(placed.member, &placed.conn, self.epoch, stage);
             }
         }
         let layers = stages.iter().map(|placed| placed.layers.clone()).collect();
@@ -250,14 +250,14 @@ impl Supervisor {
     pub(super) fn off_the_line(&mut self, stages: &[MemberId]) {
         for id in stages {
             if let Some(conn) = self.members.get(id).and_then(Member::conn) {
-                self.hearts.listen(*id, conn);
+                self.heartbeats.listen(*id, conn);
             }
         }
     }
 
     pub(super) async fn lose(&mut self, culprit: Culprit) {
         let Culprit { member: id, how, .. } = culprit;
-        self.hearts.stop(id);
+        self.heartbeats.stop(id);
         if let Some(member) = self.members.get_mut(&id) {
             let why = roll::without_name(member, &how);
             tracing::warn!(worker = member.name(), why, "worker lost");

@@ -77,7 +77,7 @@ impl Supervisor {
         let Some(member) = self.members.get_mut(&id) else { return };
         let is_new = !member.is_proven();
         member.connected(now, child, conn.clone());
-        self.hearts.listen(id, &conn);
+        self.heartbeats.listen(id, &conn);
         if let Origin::Joined(address) = member.origin.clone()
             && is_new
         {
@@ -149,7 +149,7 @@ impl Supervisor {
 
     /// A member is absent until its next attempt is due, by what kept it from working.
     pub(super) async fn put_off(&mut self, id: MemberId, error: &WorkerError) {
-        self.hearts.stop(id);
+        self.heartbeats.stop(id);
         let Some(member) = self.members.get_mut(&id) else { return };
         let (now, why) = (Instant::now(), error.to_string());
         match error {
@@ -173,7 +173,7 @@ impl Supervisor {
     }
 
     pub(super) fn forget(&mut self, id: MemberId) {
-        self.hearts.stop(id);
+        self.heartbeats.stop(id);
         let Some(member) = self.members.remove(&id) else { return };
         let now = Instant::now();
         let how = if member.has_broken(now) { Returned::Doubted } else { Returned::Spare };

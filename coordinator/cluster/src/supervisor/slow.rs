@@ -17,7 +17,7 @@ const LEAST_BUSY: f64 = 0.1;
 /// measurements at start are not more exact.
 const SLOWER: f64 = 1.3;
 
-/// Beyond this more is not believed of one window.
+/// Most slowness that is believed from one window.
 const MOST: f64 = 16.0;
 
 /// Computing times of a line at the beginning of a window.
@@ -39,7 +39,7 @@ impl Supervisor {
             return false;
         };
         let busy = |(stage, id): (usize, &MemberId)| {
-            Some(self.hearts.busy_us(*id, self.epoch)?.saturating_sub(stale.of(stage)))
+            Some(self.heartbeats.busy_us(*id, self.epoch)?.saturating_sub(stale.of(stage)))
         };
         let Some(busy_us) = stages.iter().enumerate().map(busy).collect::<Option<Vec<u64>>>()
         else {

@@ -35,7 +35,7 @@ impl Supervisor {
             spare,
             drained,
             missing: roll.missing,
-            changing: self.coming.as_ref().map(|coming| coming.what.clone()),
+            changing: self.next_line.as_ref().map(|coming| coming.what.clone()),
             nodes: self.nodes(),
             waiting: (!up).then(|| self.said.clone()).filter(|said| !said.is_empty()),
             next: (!up).then(|| self.next_step.clone()).flatten(),

@@ -28,8 +28,8 @@ pub fn holders<'c>(conn: &Conn, conns: impl Iterator<Item = &'c Conn>) -> Vec<Ho
     others.map(holder).take(MAX_HOLDERS).collect()
 }
 
-/// Has the worker ask `holders` for those of `tensors` whose hashes are remembered; returns what is left to be fetched. That
-/// nothing came is no failure, and a worker that is lost is noticed by the next call.
+/// Has the worker ask `holders` for those of `tensors` whose hashes are remembered; returns what is left to be
+/// fetched. Nothing coming is no failure. The next call notices a worker that is lost.
 pub async fn gather<'m>(
     remote: &Remote,
     conn: &Conn,

@@ -48,24 +48,24 @@ impl CallGrammars<'_> {
     /// As [`Self::arguments_of`].
     pub fn rest_of(&self, before: &str, n_before: usize) -> Result<Option<Grammar>, Refused> {
         let mut parts = Parts::default();
-        let body = self.alternatives(&mut parts, n_before, Cut::Prefix(before))?;
+        let body = self.alternatives(&mut parts, n_before, Begun::Prefix(before))?;
         Ok(body.map(|body| parts.into_grammar(format!("start: {body}"))))
     }
 
-    /// Where the model writes its calls as a list: what ends a call in it, further calls, and the list's end.
+    /// The end of a call in a list of calls: what ends the call, further calls, and the list's end.
     fn rest_of_list(&self, parts: &mut Parts) -> Result<String, Refused> {
         let Some((first, close)) = self.list() else { return Ok(String::new()) };
         if self.single {
             return Ok(format!("{close} {END_OF_LIST}"));
         }
-        let Some(calls) = self.one_of(parts, 1, Cut::Prefix(&first))? else {
+        let Some(calls) = self.one_of(parts, 1, Begun::Prefix(&first))? else {
             return Ok(format!("{close} {END_OF_LIST}"));
         };
         let next = parts.rule(&format!(": {NEXT_IN_LIST} {calls} {close}"));
         Ok(format!("{close} {next}* {END_OF_LIST}"))
     }
 
-    /// Where the model writes its calls as a list: what stands before the first one, and what ends each.
+    /// The ends of a list of calls: what stands before the first call, and what ends each.
     fn list(&self) -> Option<(String, &'static str)> {
         let (opens, close) = match &self.dialect.calls.as_ref()?.shape {
             Shape::Json(_) => ('{', END_OF_OBJECT),
@@ -88,7 +88,7 @@ impl CallGrammars<'_> {
     pub fn behind_markers(&self) -> Result<Option<(String, Grammar)>, Refused> {
         let Some(marker) = self.marker() else { return Ok(None) };
         let mut parts = Parts::default();
-        let body = self.alternatives(&mut parts, 0, Cut::Behind(&marker))?;
+        let body = self.alternatives(&mut parts, 0, Begun::Behind(&marker))?;
         let start = body.map(|body| format!("start: {SPACE}? {body}"));
         Ok(start.map(|start| (marker, parts.into_grammar(start))))
     }
@@ -99,7 +99,7 @@ impl CallGrammars<'_> {
     /// As [`Self::arguments_of`].
     pub fn bare(&self) -> Result<Option<Grammar>, Refused> {
         let mut parts = Parts::default();
-        let body = self.alternatives(&mut parts, 0, Cut::Prefix(""))?;
+        let body = self.alternatives(&mut parts, 0, Begun::Prefix(""))?;
         Ok(body.map(|body| parts.into_grammar(format!("start: {body}"))))
     }
 
@@ -119,32 +119,33 @@ impl CallGrammars<'_> {
         self.tools.iter().enumerate()
     }
 
-    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments; and the rest
+    /// The calls of all tools, each with the rest of its beginning that `begun` leaves, and its arguments; and the rest
     /// of the list.
     fn alternatives(
         &self,
         parts: &mut Parts,
         n_before: usize,
-        cut: Cut<'_>,
+        begun: Begun<'_>,
     ) -> Result<Option<String>, Refused> {
-        let Some(calls) = self.one_of(parts, n_before, cut)? else { return Ok(None) };
+        let Some(calls) = self.one_of(parts, n_before, begun)? else { return Ok(None) };
         let rest = self.rest_of_list(parts)?;
         Ok(Some(format!("{calls} {rest}")))
     }
 
-    /// The calls of all tools, each with the rest of its beginning that `cut` leaves, and its arguments.
+    /// The calls of all tools, each with the rest of its beginning that `begun` leaves, and its arguments.
     fn one_of(
         &self,
         parts: &mut Parts,
         n_before: usize,
-        cut: Cut<'_>,
+        begun: Begun<'_>,
     ) -> Result<Option<String>, Refused> {
         let mut all = Vec::new();
         for (at, tool) in self.numbered() {
             let Some(begin) = opening(self.dialect, self.facts, Some(&tool.name), n_before) else {
                 return Ok(None);
             };
-            let Some(begin) = cut.of(&begin).map(|begin| self.begin(begin, tool, n_before)) else {
+            let Some(begin) = begun.of(&begin).map(|begin| self.begin(begin, tool, n_before))
+            else {
                 return Ok(None);
             };
             let Some(arguments) = self.arguments(at, tool, parts)? else { return Ok(None) };
@@ -211,14 +212,14 @@ impl CallGrammars<'_> {
 
 /// The part of a call's beginning that is there already.
 #[derive(Clone, Copy)]
-enum Cut<'a> {
+enum Begun<'a> {
     /// Exactly this text.
     Prefix(&'a str),
     /// Everything up to the end of this text, and white space behind it.
     Behind(&'a str),
 }
 
-impl Cut<'_> {
+impl Begun<'_> {
     fn of<'t>(&self, text: &'t str) -> Option<&'t str> {
         match self {
             Self::Prefix(before) => text.strip_prefix(before),

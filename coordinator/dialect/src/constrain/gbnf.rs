@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 64;
 /// Translates a grammar; its rule `root` becomes `start`.
 ///
 /// # Errors
-/// What is wrong with it, and in which line.
+/// The error says what is wrong with the grammar, and in which line.
 pub fn to_lark(text: &str) -> Result<String, String> {
     let mut reader = Reader { rest: text, all: text, depth: 0 };
     let mut rules: Vec<String> = Vec::new();

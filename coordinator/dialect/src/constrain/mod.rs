@@ -111,7 +111,7 @@ impl Form {
     /// The grammar of it, known to be usable.
     ///
     /// # Errors
-    /// What cannot be held, by its path.
+    /// The error names what cannot be held, by its path.
     pub fn grammar(&self) -> Result<Grammar, Refused> {
         let path = &self.path;
         let lark = match &self.kind {

@@ -44,7 +44,7 @@ pub enum Writing<'a> {
 /// The arguments that fit `schema`, an object's, up to the end of the call; `path` is the schema's.
 ///
 /// # Errors
-/// What cannot be held, by its path.
+/// The error names what cannot be held, by its path.
 pub fn written(
     writing: &Writing<'_>,
     path: &str,

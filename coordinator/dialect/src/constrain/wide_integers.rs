@@ -2,8 +2,9 @@
 //! f64, and cannot negate the lowest i64. The part of the schema around such a number is written here, down to the
 //! number's own regular expression ([`super::integers`]). All other parts stay the library's.
 //!
-//! Supported are types, bounds and literals of the number itself; `$ref`, `anyOf` and `allOf` of such; objects with
-//! named properties, which then have no others, or with others alone; lists of one kind of items.
+//! It supports types, bounds and literals of the number itself, and `$ref`, `anyOf` and `allOf` of such schemas. It
+//! supports objects with named properties, which then have no others, or with others alone, and lists of one kind of
+//! items.
 
 use std::collections::{BTreeMap, BTreeSet};
 

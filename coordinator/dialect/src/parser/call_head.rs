@@ -70,7 +70,7 @@ pub struct Context<'a> {
     pub calls: &'a Calls,
     /// The tools of the request.
     pub tools: &'a Tools,
-    /// Only names of these tools count.
+    /// Whether only names of these tools count.
     pub known_only: bool,
     /// Whether the text is complete.
     pub ended: bool,
@@ -239,7 +239,7 @@ fn call(name: String, id: Option<String>, used: usize, body: Body) -> Head {
 
 /// A part at the beginning of a text.
 enum Part {
-    /// This, so many bytes long.
+    /// The part is this text, so many bytes long.
     Is(String, usize),
     /// The part is not complete.
     Open,

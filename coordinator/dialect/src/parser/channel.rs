@@ -37,10 +37,10 @@ const TO: &str = "to=";
 /// The text before the names of the request's tools.
 const FUNCTIONS: &str = "functions.";
 
-/// Where in the series.
+/// The parser's place in the series.
 #[derive(Clone, Debug, Default)]
 pub enum Channels {
-    /// At the beginning of the answer: the prompt may have ended within a header.
+    /// The beginning of the answer: the prompt may have ended within a header.
     #[default]
     First,
     /// Within a header.

@@ -10,7 +10,7 @@ pub enum Event {
     Content(String),
     /// A tool call begins.
     Call {
-        /// Its number, from 0.
+        /// The call's number, from 0.
         index: usize,
         /// The call's id.
         id: String,

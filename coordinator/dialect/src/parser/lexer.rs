@@ -15,7 +15,7 @@ pub enum Found {
 /// How a text begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// It begins with this marker of the list.
+    /// The text begins with this marker of the list.
     With(usize),
     /// Perhaps with one: more text is needed.
     Perhaps,

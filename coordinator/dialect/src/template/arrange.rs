@@ -11,7 +11,7 @@ pub enum Systems {
     Stay,
     /// All system messages are merged into one, which comes first.
     Merged,
-    /// Their text begins the first message of a user.
+    /// The text of system messages begins the first message of a user.
     Moved,
 }
 
@@ -23,7 +23,7 @@ pub enum CallsGiven {
     Stay,
     /// Text beside calls is a message of its own, before them.
     Apart,
-    /// In addition, each call has a message of its own, with its result behind it.
+    /// As the way before, and each call has a message of its own, with its result behind it.
     Single,
     /// Calls and their results are written into the text.
     InWords,

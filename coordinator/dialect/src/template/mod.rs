@@ -1,5 +1,5 @@
-//! How a conversation goes through the model's template: what the template shows of its dialect, in which form it takes
-//! messages and tools, and whether all of their texts are in the prompt.
+//! A conversation's way through the model's template. The template shows the model's dialect, and in which form it
+//! takes messages and tools. Afterwards all of their texts must be in the prompt.
 
 pub mod arrange;
 pub(super) mod borders;

@@ -26,13 +26,13 @@ pub const THOUGHT: &str = "¤probe-thought¤";
 /// How a template treats tools, calls and reasoning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// It tells the model of the request's tools.
+    /// Whether the template tells the model of the request's tools.
     pub declares_tools: bool,
-    /// It writes calls of earlier answers.
+    /// Whether the template writes calls of earlier answers.
     pub writes_calls: bool,
-    /// It takes a call's arguments as JSON text only, not as an object.
+    /// Whether the template takes a call's arguments as JSON text only, not as an object.
     pub arguments_as_text: bool,
-    /// It writes calls only where the message's content is null.
+    /// Whether the template writes calls only where the message's content is null.
     pub null_content: bool,
     /// The text that it writes for an answer with one call, between the turn's header and its end.
     pub one: Option<String>,

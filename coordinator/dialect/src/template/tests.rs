@@ -149,7 +149,7 @@ fn conversations() -> Vec<(&'static str, Vec<Value>)> {
     let (c1, c2) = (call("callid001", "lookup", "Argone"), call("callid002", "fetch", "Argtwo"));
     let (r1, r2) = (result("callid001", "Resultone 4\u{b0}"), result("callid002", "Resulttwo"));
     let mut more = of_words(&u1, &u2);
-    more.extend(of_results([&u1, &a1, &u2], &c1, &calls, [&r1, &r2]));
+    more.extend(of_results(&u1, &a1, &u2, &c1, &calls, &r1, &r2));
     let mut all = vec![
         ("one user", vec![u1.clone()]),
         ("one system", vec![s1.clone(), u1.clone()]),
@@ -222,10 +222,13 @@ fn of_words(u1: &Value, u2: &Value) -> Vec<(&'static str, Vec<Value>)> {
 
 /// Results of tools that do not stand behind their calls: those of users, of the assistant, and of tools.
 fn of_results(
-    [u1, a1, u2]: [&Value; 3],
+    u1: &Value,
+    a1: &Value,
+    u2: &Value,
     c1: &Value,
     calls: &dyn Fn(&str, Vec<Value>) -> Value,
-    [r1, r2]: [&Value; 2],
+    r1: &Value,
+    r2: &Value,
 ) -> Vec<(&'static str, Vec<Value>)> {
     let [u1, a1, u2, c1, r1, r2] = [u1, a1, u2, c1, r1, r2].map(Value::clone);
     vec![

@@ -35,7 +35,7 @@ enum Want {
     Next,
 }
 
-/// Where in a string.
+/// The reader's place in a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
     None,

@@ -43,7 +43,7 @@ impl Context {
 /// A text whose places can be found.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// Its number among those that are searched together.
+    /// The text's number among those that are searched together.
     pub text: u32,
     pub tokens: &'a [u32],
     pub index: &'a Index,

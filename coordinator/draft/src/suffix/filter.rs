@@ -64,7 +64,7 @@ impl Filter {
     }
 }
 
-/// Half as many masks as places: a hash then names two strangers.
+/// Half as many masks as places: a hash then names two answers by chance.
 fn bits_for(n_places: usize) -> u32 {
     n_places.next_power_of_two().ilog2().saturating_sub(1).max(MIN_BITS)
 }

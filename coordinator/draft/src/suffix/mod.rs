@@ -3,7 +3,7 @@
 //! The longest end of a stream that stands in a text is looked up ([`index`]: chains of places by hashes of their
 //! last tokens). The token that followed there most often is drafted, and so on; places that differ are left
 //! ([`cursor`]). As long as drafts are right the same places are followed, and nothing is looked up. Tokens that a
-//! grammar forces come before that ([`must`]). The texts are the stream's own ([`stream`]), recent answers to its
+//! grammar forces come before that ([`forced_tokens`]). The texts are the stream's own ([`stream`]), recent answers to its
 //! owner ([`owner`]), and its client's prediction ([`expected`]). How often drafts were right is kept by text and
 //! length of match ([`calibration`]).
 //!
@@ -15,8 +15,8 @@ mod calibration;
 mod cursor;
 mod expected;
 mod filter;
+mod forced_tokens;
 mod index;
-mod must;
 mod owner;
 mod path;
 mod record;
@@ -216,7 +216,7 @@ impl Drafter for Suffix {
 
     fn must_follow(&mut self, id: StreamId, tokens: &[u32]) {
         if let Some((stream, _)) = self.get(id) {
-            stream.must.tell(tokens);
+            stream.forced_tokens.tell(tokens);
         }
     }
 

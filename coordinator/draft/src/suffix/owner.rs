@@ -18,7 +18,7 @@ pub struct Answer {
     /// The index of the answer's places.
     index: Index,
     last_use: u64,
-    /// Its bit in the owner's filter.
+    /// The answer's bit in the owner's filter.
     bit: u32,
 }
 
@@ -63,7 +63,7 @@ type Bits = [u8; MAX_ANSWERS];
 /// Recent answers of an owner, and the accuracy of its drafts.
 #[derive(Debug)]
 pub struct Owner {
-    /// Its recent answers, the newest last.
+    /// The owner's recent answers, the newest last.
     answers: Vec<Answer>,
     filter: Filter,
     /// For each bit of the filter: the answer that has it.
@@ -118,7 +118,7 @@ impl Owner {
         self.n_streams == 0 && self.answers.is_empty()
     }
 
-    /// Its answers that may have what `context` ends with, the newest first.
+    /// The owner's answers that may have what `context` ends with, the newest first.
     pub fn parts(&self, context: &Context) -> impl Iterator<Item = Part<'_>> + Clone {
         let mut mask = self.filter.answers(context.tokens());
         let (mut texts, mut n) = ([0; MAX_ANSWERS], 0);

@@ -16,7 +16,7 @@ pub const MAX_AHEAD: usize = 512;
 pub struct Guess {
     pub source: Source,
     pub matched: u32,
-    /// Its share of the places; 0 for a token that another drafter drafted.
+    /// The token's share of the places; 0 for a token that another drafter drafted.
     pub share: f32,
 }
 

@@ -4,8 +4,8 @@ use super::calibration::Calibration;
 use super::cursor::{Context, Cursor, Part};
 use super::expected::Expected;
 use super::filter::WIDTH;
+use super::forced_tokens::ForcedTokens;
 use super::index::Index;
-use super::must::Must;
 use super::owner::{Answer, Owner};
 use super::path::{MAX_AHEAD, Path};
 use super::record::Record;
@@ -40,7 +40,7 @@ pub struct Stream {
     path: Path,
     seen: Calibration,
     record: Record,
-    pub must: Must,
+    pub forced_tokens: ForcedTokens,
 }
 
 /// Tokens that a text of `n` has room for.
@@ -80,7 +80,7 @@ impl Stream {
             path: Path::new(),
             seen: owner.seen.for_a_stream(),
             record: Record::default(),
-            must: Must::default(),
+            forced_tokens: ForcedTokens::default(),
         };
         stream.prepare(FIRST_STEP);
         tokens[stream.n_prompt..].iter().for_each(|token| stream.expected.push(*token));
@@ -126,7 +126,7 @@ impl Stream {
         self.path.push(token, texts);
         self.expected.push(token);
         // Whether it was drafted or not: else one that was wrong would be the last.
-        if let Some((n_came, right)) = self.must.push(token) {
+        if let Some((n_came, right)) = self.forced_tokens.push(token) {
             for seen in [&mut self.seen, &mut owner.seen] {
                 seen.judged(Source::Grammar, n_came, right);
             }
@@ -153,7 +153,7 @@ impl Stream {
             return Draft::default();
         }
         let found = self.found(ahead, most, owner);
-        self.must.before(found, ahead, most, &self.seen)
+        self.forced_tokens.before(found, ahead, most, &self.seen)
     }
 
     /// The same from texts.

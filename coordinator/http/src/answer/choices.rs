@@ -1,5 +1,5 @@
-//! From validated requests to choices. It submits all sequences of a request, then either collects their
-//! whole texts or passes the pieces on as they come.
+//! Turns validated requests into choices. It submits all sequences of a request, then either collects their whole
+//! texts or passes the pieces on as they come.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::request::params::Common;
 pub struct Choice {
     /// All of its text.
     pub text: String,
-    /// Its tokens, those of a stop string left out.
+    /// The choice's tokens, without those of a stop string.
     pub tokens: Vec<TokenPiece>,
     /// How it ended, with its counts.
     pub end: End,
@@ -228,7 +228,7 @@ pub trait Chosen {
     /// The parts that a choice yields.
     type Part;
 
-    /// Its next part; not called again behind the last one.
+    /// The answer's next part; not called again behind the last one.
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Self::Part, Failure>>;
 
     /// Whether nothing comes behind this part.

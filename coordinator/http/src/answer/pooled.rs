@@ -33,7 +33,7 @@ impl Tokens {
     /// Takes in a text of the field `field`.
     ///
     /// # Errors
-    /// They are more than a request may have.
+    /// The texts have more tokens than a request may have.
     pub fn add(&mut self, field: &str, text: Vec<u32>) -> Result<Vec<u32>, ApiError> {
         self.0 = self.0.saturating_add(text.len());
         if self.0 > MAX_REQUEST_TOKENS {

@@ -131,7 +131,7 @@ pub struct ChatChoice {
 pub struct ChatMessage {
     /// Always `assistant`.
     pub role: &'static str,
-    /// Its text; null where the message consists of calls alone.
+    /// The message's text; null where the message consists of calls alone.
     pub content: Option<String>,
     /// The model's reasoning before the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,7 +306,7 @@ pub struct TextCompletion {
 pub struct TextChoice {
     /// Prompt number times `n`, plus the number of the continuation.
     pub index: usize,
-    /// Its text, or what is new of it.
+    /// The choice's text, or what is new of it.
     pub text: String,
     /// Present when asked for.
     pub logprobs: Option<TextLogprobs>,
@@ -325,7 +325,7 @@ pub struct TextChoice {
 pub struct TextLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Their log-probabilities; null for the first token of a prompt.
+    /// The tokens' log-probabilities; null for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens at each place, by text.
     pub top_logprobs: Vec<Option<serde_json::Map<String, serde_json::Value>>>,
@@ -347,7 +347,7 @@ pub struct ModelList {
 /// An entry of `/v1/models`.
 #[derive(Debug, Serialize)]
 pub struct ModelObject {
-    /// Its name in requests.
+    /// The model's name in requests.
     pub id: String,
     /// Always `model`.
     pub object: &'static str,

@@ -26,9 +26,9 @@ const MAX_SECRET_BYTES: usize = 256;
 /// How requests are authorised.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Without a key: every peer that reaches the port may ask.
+    /// No key is needed: every peer that reaches the port may ask.
     Open,
-    /// By one of these keys. While no key has been made, everybody may ask.
+    /// One of these keys is needed. While no key has been made, everybody may ask.
     Keys(KeyRing, KeyGroups),
 }
 

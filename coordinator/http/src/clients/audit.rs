@@ -87,7 +87,7 @@ impl Audit {
     /// Opens the file, to be appended to.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn open(options: AuditOptions) -> io::Result<Self> {
         let (lines, receiver) = sync_channel(QUEUE);
         let content = options.content;

@@ -2,8 +2,8 @@
 
 pub(crate) mod access;
 pub(crate) mod audit;
+pub(crate) mod concurrency;
 pub(crate) mod connections;
 pub(crate) mod name;
 pub(crate) mod shares;
-pub(crate) mod under_way;
 pub(crate) mod usage;

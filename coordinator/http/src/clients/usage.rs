@@ -53,7 +53,7 @@ struct Sums {
     reused: u64,
     recomputed: u64,
     generated: u64,
-    /// Of the slowest sequence: queue and prefill, and what came after.
+    /// Time of the slowest sequence to its first token: queue and prefill, and what came after.
     to_first: Duration,
     after_first: Duration,
 }

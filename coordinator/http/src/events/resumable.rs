@@ -1,11 +1,11 @@
 //! Streams that go on while their client is away, and can be read on where it was cut.
 //!
-//! A request with `"resumable": true` writes its events here, and clients read them from here: the one that asked,
-//! and one that comes back with the id of the last event it has (`GET /v1/streams/ID` with `Last-Event-ID`, or the
-//! same POST again with that header). Without a reader the request goes on for [`KEPT_FOR`]. A stream that has ended
-//! can be read for the same time. With a journal it also goes on after the coordinator was killed (`recover`). Its
-//! tokens are then the same, and so are its events. A stream belongs to the API key that asked for it. For other keys
-//! it does not exist. `reconnect` has the addresses.
+//! A request with `"resumable": true` writes its events here, and clients read them from here. One client is the one
+//! that asked. Another comes back with the id of the last event it has: `GET /v1/streams/ID` with `Last-Event-ID`, or
+//! the same POST again with that header. Without a reader the request goes on for [`KEPT_FOR`]. A stream that has
+//! ended can be read for the same time. With a journal it also goes on after the coordinator was killed (`recover`).
+//! Its tokens are then the same, and so are its events. A stream belongs to the API key that asked for it. For other
+//! keys it does not exist. `reconnect` has the addresses.
 
 use brigade_proto::task;
 use std::collections::HashMap;
@@ -77,7 +77,7 @@ pub(crate) struct Stream {
     n_choices: usize,
     entry: Option<Entry>,
     state: Mutex<Kept>,
-    /// Its part of the room for streams, in all and for its key.
+    /// The stream's part of the room for streams, in all and for its key.
     _place: Part,
     /// Number of events, and whether they are all.
     news: watch::Sender<(usize, bool)>,

@@ -104,7 +104,7 @@ async fn resumable(
 /// Goes on with a stream of the coordinator before this one, to its end.
 ///
 /// # Errors
-/// It cannot run here.
+/// The request cannot run here.
 pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
     let Handover { app, name, stamp, opened, resumable } = handover;
     let limits = app.limits.now();

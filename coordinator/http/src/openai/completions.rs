@@ -31,8 +31,8 @@ use crate::fleet::Meant;
 use crate::openai::reconnect::{self, Posted};
 use crate::request::bodies::{Taken, text_error};
 use crate::request::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, list, read};
+use crate::request::ignored_fields;
 use crate::request::params::{Common, MAX_CHOICES};
-use crate::request::unread;
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -65,7 +65,7 @@ struct CompletionRequest {
 struct Prompts {
     tokens: Vec<Vec<u32>>,
     echoed: Vec<String>,
-    /// Their tokens' log-probabilities, where the answer repeats those too.
+    /// The log-probabilities of the prompts' tokens, where the answer repeats prompts too.
     pieces: Vec<Vec<TokenPiece>>,
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn check(body: &[u8], limits: &Limits) -> Result<(), ApiError> {
 /// Goes on with a stream of the coordinator before this one, to its end.
 ///
 /// # Errors
-/// It cannot run here.
+/// The request cannot run here.
 pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
     let Handover { app, name, stamp, opened, resumable } = handover;
     let limits = app.limits.now();
@@ -182,7 +182,10 @@ impl CompletionRequest {
         let mut left = MAX_TEMPLATE_VALUES;
         let mut common =
             Common::read(&mut fields, limits, text, Some(DEFAULT_COMPLETION_TOKENS), &mut left)?;
-        fields.end(PATH, &[unread::COMMON, unread::GENERATING, unread::COMPLETION]);
+        fields.end(
+            PATH,
+            &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::COMPLETION],
+        );
         if echo && top_logprobs.is_some() {
             common.companion.check_drawn()?;
         }

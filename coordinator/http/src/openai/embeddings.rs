@@ -19,9 +19,9 @@ use crate::error::ApiError;
 use crate::fleet::Meant;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, Given, Kind, list, read};
+use crate::request::ignored_fields;
 use crate::request::model_name;
 use crate::request::params;
-use crate::request::unread;
 
 /// Most texts of one request.
 pub const MAX_INPUTS: usize = 2048;
@@ -96,7 +96,8 @@ enum Norm {
     Off,
     /// 0: its largest value becomes 32760, as for whole numbers of 16 bits.
     Largest,
-    /// From 1 on: the sum of its values' absolutes to this power, of which the root is taken. 2 is the usual length.
+    /// A power from 1 on: a vector's length is this root of the sum of its values' absolutes to this power. 2 is the
+    /// usual length.
     Power(u32),
 }
 
@@ -200,7 +201,7 @@ impl Wanted {
         for (name, why) in REFUSED {
             fields.refuse(name, why)?;
         }
-        fields.end("/v1/embeddings", &[unread::COMMON, unread::EMBEDDING]);
+        fields.end("/v1/embeddings", &[ignored_fields::COMMON, ignored_fields::EMBEDDING]);
         Ok(Self { inputs, pooling, dimensions, norm, as_base64, lora })
     }
 

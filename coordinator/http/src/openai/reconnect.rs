@@ -29,7 +29,7 @@ pub(crate) enum Posted {
 /// reset loses the part of the answer that is still on its way.
 ///
 /// # Errors
-/// Its stream does not exist, or its body cannot be read.
+/// The client's stream does not exist, or the request's body cannot be read.
 pub(crate) async fn came_back(
     app: &App,
     name: &Name,

@@ -22,9 +22,9 @@ use crate::fleet::Meant;
 use crate::openai::embeddings::MAX_INPUTS;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, Given, Kind, list, read};
+use crate::request::ignored_fields;
 use crate::request::model_name;
 use crate::request::params;
-use crate::request::unread;
 
 /// A validated request.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Wanted {
         for name in ["max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"] {
             fields.refuse(name, "a text that is too long is refused, and never cut")?;
         }
-        fields.end("/v1/rerank", &[unread::COMMON, unread::RERANK]);
+        fields.end("/v1/rerank", &[ignored_fields::COMMON, ignored_fields::RERANK]);
         let field = if is_plain { "texts" } else { "documents" };
         let mut tokens = pooled::Tokens::default();
         let pair = |document: &String| {

@@ -1,9 +1,9 @@
 //! Request bodies: how long they may take, how many bytes of them are held at once, and where they are read.
 //!
-//! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may
-//! have [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones
-//! cannot keep small ones out. Its content is parsed on other threads than the driver's, large bodies one at
-//! a time. Of all this one API key has a part only ([`shares`](crate::clients::shares)).
+//! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may have
+//! [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones cannot keep
+//! small ones out. Its content is parsed on other threads than the driver's, large bodies one at a time. One API key
+//! has a share of all this ([`shares`](crate::clients::shares)).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub const MAX_ENCODERS: usize = 8;
 /// The part of these for one key.
 pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
 
-/// Of bodies larger than this, one is read at a time.
+/// Size of a large body. Larger ones are read one at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
 /// How long a body may take.

@@ -12,10 +12,10 @@ use crate::error::ApiError;
 use crate::request::bodies::text_error;
 use crate::request::caching::Marking;
 use crate::request::fields::Fields;
+use crate::request::ignored_fields;
 use crate::request::messages::{self, reasoning, template_arguments};
 use crate::request::params::Common;
 use crate::request::tools::ToolRequest;
-use crate::request::unread;
 
 /// Fields that would change a chat's prompt or answer, and have no effect here.
 const REFUSED: &[(&str, &str)] = &[
@@ -56,7 +56,7 @@ impl ChatRequest {
     /// Reads a request and its prompt. Its fields may have been made of another API's.
     ///
     /// # Errors
-    /// It cannot run, by the names that its fields had there.
+    /// The request cannot run. The error has the names that the fields had in the other API.
     pub fn translated(
         fields: Result<Fields<'_>, ApiError>,
         names: Names,
@@ -102,7 +102,10 @@ impl ChatRequest {
             fields.refuse(name, why)?;
         }
         let common = Common::read(&mut fields, limits, text, None, &mut left)?;
-        fields.end("/v1/chat/completions", &[unread::COMMON, unread::GENERATING, unread::CHAT]);
+        fields.end(
+            "/v1/chat/completions",
+            &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::CHAT],
+        );
         let (force, single, known) = (tools.force().clone(), tools.single, tools.known);
         let (tools, marked) = (tools.for_template, marking.into_marked());
         let chat = Chat { messages, tools, force, continues, extra, marked, is_shown: false };

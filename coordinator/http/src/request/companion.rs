@@ -56,8 +56,7 @@ impl Companion {
 
     /// Answers are guided by what `encode` makes of the negative prompt, unless its tokens are known already.
     ///
-    /// # Errors
-    /// Those of `encode`.
+    /// # Errors The errors of `encode`.
     pub fn encode(
         &mut self,
         encode: impl FnOnce(&str) -> Result<Vec<u32>, TextError>,
@@ -74,7 +73,7 @@ impl Companion {
     /// A prompt whose own log-probabilities are wanted is not drawn.
     ///
     /// # Errors
-    /// It is to be guided.
+    /// The request is to be guided.
     pub fn check_drawn(&self) -> Result<(), ApiError> {
         if self.guiding.is_none() {
             return Ok(());

@@ -185,7 +185,7 @@ impl<'a> Fields<'a> {
 /// Reads `value`, which is called `path`.
 ///
 /// # Errors
-/// It is something else, with its name.
+/// The value is something else. The error has its name.
 pub fn read<T: FieldValue>(path: &str, value: Given<'_>) -> Result<T, ApiError> {
     T::of(path, value)
 }
@@ -264,7 +264,7 @@ fn is_new(endpoint: &'static str, what: &str) -> bool {
 /// The elements of a list of at most `max`.
 ///
 /// # Errors
-/// It is no list, or a longer one.
+/// The value is no list, or a longer one.
 pub fn list<'a>(path: &str, value: Given<'a>, max: usize) -> Result<Vec<Given<'a>>, ApiError> {
     match value {
         Given::Text(raw) if value.kind() == Kind::List => {

@@ -30,7 +30,7 @@ const UNITS: [(&str, f64); 7] = [
 /// The value of `keep_alive`: a number of seconds, or a text such as `5m` or `1h30m`; below zero: it stays.
 ///
 /// # Errors
-/// It is neither.
+/// The value is neither.
 pub(crate) fn keep_alive(value: Given<'_>) -> Result<Keep, ApiError> {
     let text = value.json();
     let seconds = match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {

@@ -136,7 +136,7 @@ fn message(
     let mut message = Map::new();
     message.insert("role".to_string(), Value::String(role));
     message.insert("content".to_string(), content);
-    let is_told = fields.tell_for_template(&KNOWN, crate::request::unread::MESSAGE);
+    let is_told = fields.tell_for_template(&KNOWN, crate::request::ignored_fields::MESSAGE);
     if is_told && needs_content {
         // The text may be in a field of an unknown name, so the message is refused.
         let path = fields.path("content");
@@ -154,7 +154,7 @@ fn check_calls<'a>(path: &str, calls: Given<'a>) -> Result<Given<'a>, ApiError> 
         let (_, _): (Option<String>, Option<String>) = (call.take("id")?, call.take("type")?);
         let function = call.require_raw("function")?;
         check_call(&call.path("function"), function)?;
-        call.end("messages", &[crate::request::unread::CALL]);
+        call.end("messages", &[crate::request::ignored_fields::CALL]);
     }
     Ok(calls)
 }
@@ -170,7 +170,7 @@ fn check_call(path: &str, function: Given<'_>) -> Result<(), ApiError> {
         let message = format!("{path} must be JSON text or an object, not {}", arguments.kind());
         return Err(ApiError::field(path, message));
     }
-    function.end("messages", &[crate::request::unread::CALL]);
+    function.end("messages", &[crate::request::ignored_fields::CALL]);
     Ok(())
 }
 
@@ -232,7 +232,7 @@ fn join_parts(
         if marking.take(&mut part)? {
             marking.text(i_message, text.len());
         }
-        part.end("messages", &[crate::request::unread::PART]);
+        part.end("messages", &[crate::request::ignored_fields::PART]);
     }
     Ok(text)
 }
@@ -256,7 +256,7 @@ pub fn reasoning(fields: &mut Fields<'_>, extra: &mut Map<String, Value>) -> Res
     if let Some(thinking) = fields.raw("thinking") {
         let mut thinking = Fields::nested("thinking", thinking)?;
         let kind: String = thinking.require("type")?;
-        thinking.end("thinking", &[crate::request::unread::THINKING]);
+        thinking.end("thinking", &[crate::request::ignored_fields::THINKING]);
         match kind.as_str() {
             "enabled" | "auto" | "adaptive" => thinks = thinks.or(Some(true)),
             "disabled" => thinks = thinks.or(Some(false)),

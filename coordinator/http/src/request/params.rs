@@ -19,10 +19,10 @@ use crate::request::answer_format::form;
 use crate::request::caching::cache_salt;
 use crate::request::companion::Companion;
 use crate::request::fields::{Fields, Given, Kind, list, read};
+use crate::request::ignored_fields;
 use crate::request::logit_bias;
 use crate::request::model_name::check_name;
 use crate::request::prediction;
-use crate::request::unread;
 
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
@@ -68,7 +68,7 @@ pub struct Common {
     pub drafts: Option<Arc<[u32]>>,
     /// Positions at which other prompts are likely to go on otherwise: known when the endpoint has its prompt.
     pub borders: Arc<[u32]>,
-    /// Only prompts with the same one, of the same key, may begin with each other.
+    /// A salt: only prompts with the same one, of the same key, may begin with each other.
     pub cache_salt: Option<String>,
     /// Adapters instead of those that the server was started with.
     pub lora: Option<Vec<AdapterWish>>,
@@ -223,7 +223,7 @@ fn include_usage(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     let Some(raw) = fields.raw("stream_options") else { return Ok(false) };
     let mut options = Fields::nested("stream_options", raw)?;
     let usage = options.take("include_usage")?.unwrap_or(false);
-    options.end("stream_options", &[unread::STREAM_OPTIONS]);
+    options.end("stream_options", &[ignored_fields::STREAM_OPTIONS]);
     Ok(usage)
 }
 

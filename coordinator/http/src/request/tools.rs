@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::request::caching::{Marking, unmarked};
 use crate::request::fields::{Fields, Given, Kind, list, read, tree};
-use crate::request::unread;
+use crate::request::ignored_fields;
 
 /// Most tools of a request.
 pub const MAX_TOOLS: usize = 1024;
@@ -133,7 +133,7 @@ fn tool(
     }
     unmarked(&mut value);
     unmarked(&mut value["function"]);
-    fields.end(TOOLS, &[unread::TOOL]);
+    fields.end(TOOLS, &[ignored_fields::TOOL]);
     let name: String = function.require("name")?;
     // The template has it, with all of the tool.
     let _: Option<String> = function.take("description")?;
@@ -147,7 +147,7 @@ fn tool(
     }
     let parameters = value["function"]["parameters"].clone();
     let strict = function.take("strict")?.unwrap_or(false);
-    function.end(TOOLS, &[unread::TOOL]);
+    function.end(TOOLS, &[ignored_fields::TOOL]);
     Ok((Tool { name, parameters, strict }, value))
 }
 

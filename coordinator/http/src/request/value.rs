@@ -167,7 +167,7 @@ pub trait FieldValue: Sized {
     /// Reads `given`, which is called `path`.
     ///
     /// # Errors
-    /// It is something else; the message names it.
+    /// The value is something else; the message names it.
     fn of(path: &str, given: Given<'_>) -> Result<Self, ApiError>;
 }
 

@@ -27,7 +27,7 @@ const KEYS: [HeaderName; 3] = [
 /// Longest part of an origin that is told back.
 const MAX_TOLD_CHARS: usize = 100;
 
-/// For how long a browser need not ask again.
+/// Time for which a browser need not ask again.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Origins of pages that may read answers.
@@ -103,7 +103,7 @@ fn for_pages() -> CorsLayer {
 }
 
 /// Lets pages of `origins` read answers, and refuses what browsers send for others. All else passes as if it had no origin: an
-/// `OPTIONS` of a stranger is not answered here, but held to the server's names as every request is.
+/// `OPTIONS` of another page is not answered here, but held to the server's names as every request is.
 pub(crate) async fn layer(
     State(origins): State<Origins>,
     request: Request,

@@ -135,7 +135,7 @@ fn refused(name: &str) -> ApiError {
 /// Reads what an operator allows.
 ///
 /// # Errors
-/// It is no name.
+/// The text is no name of a host.
 pub fn allowed_host(text: &str) -> Result<String, String> {
     let name = text.strip_prefix("*.").unwrap_or(text);
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');

@@ -141,7 +141,7 @@ impl Tls {
     /// Reads the files, and what follows their changes.
     ///
     /// # Errors
-    /// They cannot be used.
+    /// The files cannot be used.
     pub fn open(files: TlsFiles) -> Result<(Self, Renewer), TlsError> {
         let seen = files.stamp();
         let (current, tls) = watch::channel(files.load()?);

@@ -24,7 +24,7 @@ pub(crate) struct Strict<S> {
     lines: Lines,
 }
 
-/// Where in its requests a connection is.
+/// A connection's place in its requests.
 #[derive(Debug, Default)]
 struct Lines {
     part: Part,
@@ -43,9 +43,9 @@ enum Part {
     Head,
     ChunkSize,
     Trailer,
-    /// This many bytes of a body are left; the next head follows.
+    /// So many bytes of a body are left; the next head follows.
     Body(u64),
-    /// This many bytes of a chunk are left; the next chunk follows.
+    /// So many bytes of a chunk are left; the next chunk follows.
     Chunk(u64),
     /// The request is invalid; the parser refuses the rest.
     Broken,

@@ -45,7 +45,7 @@ fn members(models: Vec<Model>, access: Access) -> Vec<Member> {
 pub(crate) fn app_behind(Model { names, says, status }: Model, door: &Door) -> App {
     let mut text = TextModel::sample();
     text.set_names(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-    played(Play::TextAndEos(says), status, text, (N_CTX, door.clone())).app
+    played(Play::TextAndEos(says), status, text, N_CTX, door.clone()).app
 }
 
 pub(crate) fn door(access: Access) -> Door {
@@ -63,7 +63,8 @@ fn fleet(models: Vec<Model>, access: Access) -> Router {
 
 async fn ask(
     router: &Router,
-    (method, path): (&str, &str),
+    method: &str,
+    path: &str,
     key: Option<&str>,
     body: String,
 ) -> (u16, Value) {
@@ -80,14 +81,14 @@ async fn ask(
 }
 
 async fn get(router: &Router, path: &str) -> (u16, Value) {
-    ask(router, ("GET", path), None, String::new()).await
+    ask(router, "GET", path, None, String::new()).await
 }
 
 /// The model that answers a completion naming `model`, and the text of the answer.
 async fn says(router: &Router, model: Option<&str>) -> Result<(String, String), String> {
     let mut body = json!({ "prompt": "q", "max_tokens": 9 });
     body["model"] = json!(model);
-    let (status, answer) = ask(router, ("POST", "/v1/completions"), None, body.to_string()).await;
+    let (status, answer) = ask(router, "POST", "/v1/completions", None, body.to_string()).await;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     match status {
         200 => Ok((text(&answer["model"]), text(&answer["choices"][0]["text"]))),
@@ -107,13 +108,13 @@ async fn a_request_is_answered_by_the_model_that_it_names() {
     assert!(error.contains("\"third\" is not served here: first, one, second are"), "{error}");
     // Ollama calls it `name`, too.
     let body = json!({ "name": "second" }).to_string();
-    let (status, shown) = ask(&router, ("POST", "/api/show"), None, body).await;
+    let (status, shown) = ask(&router, "POST", "/api/show", None, body).await;
     assert_eq!(status, 200, "{shown}");
     // A large body is read elsewhere, and means the same.
     let body = json!({ "content": "a".repeat(100_000), "model": "second" }).to_string();
-    let (status, tokens) = ask(&router, ("POST", "/tokenize"), None, body).await;
+    let (status, tokens) = ask(&router, "POST", "/tokenize", None, body).await;
     assert_eq!(status, 200, "{tokens}");
-    let (status, error) = ask(&router, ("POST", "/v1/completions"), None, "{".to_owned()).await;
+    let (status, error) = ask(&router, "POST", "/v1/completions", None, "{".to_owned()).await;
     assert!(status == 400 && error.to_string().contains("not valid JSON"), "{error}");
 }
 
@@ -211,7 +212,7 @@ async fn who_needs_a_model_that_is_not_there_is_told_how_far_it_is() {
         }
         // Its text side is there all the same.
         let body = json!({ "content": "a", "model": name }).to_string();
-        assert_eq!(ask(&router, ("POST", "/tokenize"), None, body).await.0, 200);
+        assert_eq!(ask(&router, "POST", "/tokenize", None, body).await.0, 200);
     }
     assert_eq!(says(&router, Some("comes")).await.unwrap().1, "xyz");
     let (_, list) = get(&router, "/v1/models").await;
@@ -226,7 +227,7 @@ async fn who_needs_a_model_that_is_not_there_is_told_how_far_it_is() {
 struct Keys {
     folder: PathBuf,
     access: Access,
-    /// Of the model `first` alone, and of all.
+    /// A key for the model `first` alone, and one for all.
     secrets: [Secret; 2],
 }
 
@@ -253,8 +254,8 @@ impl Drop for Keys {
     }
 }
 
-/// Every address of the public listener with its method, as the router's source has them. Of those with a name in them
-/// there are only lists and streams.
+/// Every address of the public listener with its method, as the router's source has them. The only addresses with a
+/// name in them are those of lists and streams.
 fn addresses() -> Vec<(&'static str, &'static str)> {
     let routes = include_str!("../server/router.rs")
         .lines()
@@ -304,23 +305,23 @@ async fn a_key_for_one_model_has_nothing_of_another_at_any_address() {
             "get" => (format!("{path}?model=second"), String::new()),
             _ => (path.to_owned(), json!({ "model": "second" }).to_string()),
         };
-        let address = (&*method.to_uppercase(), &*named);
-        let (status, answer) = ask(&router, address, Some(one), body.clone()).await;
+        let method = method.to_uppercase();
+        let (status, answer) = ask(&router, &method, &named, Some(one), body.clone()).await;
         assert_eq!(status, 403, "{method} {named}: {answer}");
         assert!(answer.to_string().contains("may not use the model second"), "{answer}");
-        let (status, answer) = ask(&router, address, Some(all), body).await;
+        let (status, answer) = ask(&router, &method, &named, Some(all), body).await;
         assert_ne!(status, 403, "{method} {named}: {answer}");
     }
     for path in ["/v1/models", "/api/tags", "/api/ps"] {
-        let (_, of_one) = ask(&router, ("GET", path), Some(one), String::new()).await;
-        let (_, of_all) = ask(&router, ("GET", path), Some(all), String::new()).await;
+        let (_, of_one) = ask(&router, "GET", path, Some(one), String::new()).await;
+        let (_, of_all) = ask(&router, "GET", path, Some(all), String::new()).await;
         assert!(of_one.to_string().contains("first") && !of_one.to_string().contains("second"));
         assert!(of_all.to_string().contains("second"), "{path}: {of_all}");
     }
-    let (status, _) = ask(&router, ("GET", "/v1/models/second"), Some(one), String::new()).await;
+    let (status, _) = ask(&router, "GET", "/v1/models/second", Some(one), String::new()).await;
     assert_eq!(status, 403);
     // Nor do its refusals name others.
     let body = json!({ "model": "third" }).to_string();
-    let (status, error) = ask(&router, ("POST", "/v1/completions"), Some(one), body).await;
+    let (status, error) = ask(&router, "POST", "/v1/completions", Some(one), body).await;
     assert!(status == 404 && !error.to_string().contains("second"), "{error}");
 }

@@ -71,7 +71,7 @@ pub(crate) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32)
     let draining = CancellationToken::new();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let door = Door::of_this_process(metrics, draining.clone());
-    let Played { app, cancelled, states } = played(play, status, text, (n_ctx, door));
+    let Played { app, cancelled, states } = played(play, status, text, n_ctx, door);
     let fleet = Fleet::of_one(app);
     let hosts = Hosts::of_this_process();
     let admin = admin_router(fleet.clone(), None, false, hosts.clone());
@@ -91,7 +91,8 @@ pub(crate) fn played(
     play: Play,
     status: Status,
     text: TextModel,
-    (n_ctx, door): (u32, Door),
+    n_ctx: u32,
+    door: Door,
 ) -> Played {
     let (engine, ends) = Engine::channel();
     ends.status.send_replace(status);

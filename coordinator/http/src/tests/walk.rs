@@ -17,7 +17,7 @@ use crate::openai::rerank;
 use crate::request::chat_request::{ChatRequest, Names};
 use crate::request::fields::Fields;
 use crate::request::fields::tests::UNKNOWN;
-use crate::request::unread;
+use crate::request::ignored_fields;
 use crate::tests::kinds::{addresses, bodies, model};
 
 const LIMITS: Limits = Limits { n_ctx: 4096, n_vocab: 300, answer: 1024, encoder: None };
@@ -174,28 +174,28 @@ fn a_field_that_nobody_knows_is_told_by_its_place() {
 /// Whether a field is on a list of those that mean nothing.
 fn is_unread(kind: &str) -> bool {
     let lists = [
-        unread::COMMON,
-        unread::GENERATING,
-        unread::CHAT,
-        unread::TOOL,
-        unread::PART,
-        unread::CALL,
-        unread::COMPLETION,
-        unread::STREAM_OPTIONS,
-        unread::INFILL,
-        unread::EMBEDDING,
-        unread::RERANK,
-        unread::MESSAGES,
-        unread::BLOCK,
-        unread::MESSAGES_TOOL,
-        unread::THINKING,
-        unread::OUTPUT_CONFIG,
-        unread::RESPONSES,
-        unread::RESPONSE_ITEM,
-        unread::RESPONSE_TEXT,
-        unread::RESPONSE_REASONING,
-        unread::OLLAMA,
-        unread::OLLAMA_OPTIONS,
+        ignored_fields::COMMON,
+        ignored_fields::GENERATING,
+        ignored_fields::CHAT,
+        ignored_fields::TOOL,
+        ignored_fields::PART,
+        ignored_fields::CALL,
+        ignored_fields::COMPLETION,
+        ignored_fields::STREAM_OPTIONS,
+        ignored_fields::INFILL,
+        ignored_fields::EMBEDDING,
+        ignored_fields::RERANK,
+        ignored_fields::MESSAGES,
+        ignored_fields::BLOCK,
+        ignored_fields::MESSAGES_TOOL,
+        ignored_fields::THINKING,
+        ignored_fields::OUTPUT_CONFIG,
+        ignored_fields::RESPONSES,
+        ignored_fields::RESPONSE_ITEM,
+        ignored_fields::RESPONSE_TEXT,
+        ignored_fields::RESPONSE_REASONING,
+        ignored_fields::OLLAMA,
+        ignored_fields::OLLAMA_OPTIONS,
     ];
     // Its nested values are not read either.
     let parts = || kind.split('.').map(|part| part.trim_end_matches("[]"));

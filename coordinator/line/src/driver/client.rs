@@ -31,7 +31,7 @@ pub(super) struct Client {
     submitted: Micros,
     first: Option<Micros>,
     latest: Micros,
-    /// Where it is noted, if it can be gone on with.
+    /// The request's place in the journal, if it can be gone on with.
     recorder: Option<Recorder>,
     /// Numerics of the line that computed its latest rows.
     numerics: Option<Numerics>,

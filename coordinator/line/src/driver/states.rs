@@ -39,7 +39,7 @@ pub(super) enum Due {
     Opened,
     /// When this ubatch has come back.
     After(u64),
-    /// It may start at once.
+    /// The call may start at once.
     Now,
 }
 

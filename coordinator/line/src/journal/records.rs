@@ -44,7 +44,7 @@ pub(super) enum Record {
     Token {
         no: u64,
         sequence: u32,
-        /// Its place in the answer; absent in files of older releases.
+        /// The tokens' place in the answer; absent in files of older releases.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<u32>,
         token: Token,

@@ -23,7 +23,7 @@ pub struct Account {
 pub enum KeyEnd {
     /// The key was removed from the file.
     Revoked,
-    /// Its time is over.
+    /// The key's time is over.
     Expired,
 }
 

@@ -85,7 +85,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// Its share, beside those of others.
+    /// The priority's share, beside those of others.
     pub fn weight(self) -> u32 {
         match self {
             Self::High => 16,

@@ -103,7 +103,7 @@ impl KeyFile {
     /// All keys, and the file's metadata; `None` where no key was ever made.
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or can be written by others.
+    /// The file cannot be read, is damaged, or can be written by others.
     pub fn read(&self) -> Result<Option<(Vec<KeyRecord>, Stamp)>, KeyFileError> {
         let mut file = match File::open(self.path()) {
             Ok(file) => file,
@@ -150,7 +150,7 @@ impl KeyFile {
     /// Adds a key, and writes the file.
     ///
     /// # Errors
-    /// Its name is taken, or [`KeyFile::change`]'s.
+    /// The key's name is taken, or the errors of [`KeyFile::change`].
     pub fn add(&self, key: KeyRecord) -> Result<(), KeyFileError> {
         self.change(|keys| {
             if keys.iter().any(|other| other.name == key.name) {

@@ -98,9 +98,9 @@ pub struct Stretch {
 
 /// Sums up the records of one stretch of work.
 ///
-/// The steady part leaves out the filling and draining of the line: on S stages it goes from the
-/// return of the S-th ubatch to the return of the S-th from the end. The stages' own windows lie a
-/// little earlier, so that short stretches are off by part of a ubatch; a share is at most 1.
+/// The steady part leaves out the filling and draining of the line. On S stages it goes from the return of the S-th
+/// ubatch to the return of the S-th from the end. The stages' own windows lie a little earlier, so that short
+/// stretches are off by part of a ubatch; a share is at most 1.
 pub fn summarise(records: &[UbatchRecord]) -> Stretch {
     let working: Vec<&UbatchRecord> = records.iter().filter(|r| r.n_rows > 0).collect();
     let n_stages = working.first().map_or(0, |r| r.stages.len());

@@ -9,9 +9,9 @@
 //! positions on the line, those of drafts among them (`Admitted::sent`). Data that outlives a ubatch counts the sure
 //! ones only (`Admitted::sure_sent`).
 //!
-//! Where a sequence has a state at its end only ([`Prefixes::Whole`]), a window reads it in one plane and leaves it in
-//! another, so that it can be taken back to the window's beginning. Planes are the places of free slots. The rows of the
-//! window that were right are then read again, and nothing is drawn from them.
+//! Some sequences have a state at their end only ([`Prefixes::Whole`]). A window then reads the state in one plane
+//! and leaves it in another, so that the sequence can be taken back to the window's beginning. Planes are the places
+//! of free slots. The rows of the window that were right are then read again, and nothing is drawn from them.
 //!
 //! [`Prefixes::Whole`]: brigade_spec::Prefixes::Whole
 
@@ -46,7 +46,7 @@ pub(crate) struct Window {
     /// Position of its first row.
     pub pos: u32,
     pub tokens: Vec<u32>,
-    /// Where its state was before it and is behind it; `None` where each prefix has a state.
+    /// Planes of the sequence's state before the window and behind it; `None` where each prefix has a state.
     pub planes: Option<Planes>,
     /// The text that its drafts are from, and the number of tokens that matched it before the first of them.
     pub from: (Source, usize),

@@ -102,8 +102,8 @@ impl Admitted {
         SeqPart { slot, pos, tokens, want: Want::Verify, mu: None, ahead }
     }
 
-    /// Where a sequence that ends, or leaves, has a state to go on from: the most positions up to `most` that one of its
-    /// planes has, and what brings it back there.
+    /// The state from which a sequence that ends, or leaves, can go on. It has the most positions up to `most` that
+    /// one of its planes has, and the result says what brings it back there.
     pub fn settle(&mut self, most: u32) -> (u32, Option<SeqOp>) {
         let (slot, sent) = (self.slot, self.sent);
         let Some(ahead) = &mut self.ahead else { return (most.min(sent), None) };

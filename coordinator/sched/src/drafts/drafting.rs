@@ -117,9 +117,9 @@ impl Drafting<'_> {
         is_any.then(|| self.asking(sizing, line, live, no, window, of_text))
     }
 
-    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows: as many as fit in
-    /// the windows that are in flight by then and in the one behind them. `None`: they are not worth the last stage's
-    /// time, or drafts `of_text` are as good.
+    /// How many tokens the model's own block is to draft behind a sequence's next `n_rows` rows. They fill the
+    /// windows that are in flight by then and the one behind them. `None`: they are not worth the last stage's time,
+    /// or drafts `of_text` are as good.
     fn asked(
         &self,
         sizing: Sizing<'_>,

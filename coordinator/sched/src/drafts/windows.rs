@@ -2,12 +2,12 @@
 //!
 //! Let a drafted token be right with probability `a` where those before it are. Let `L(w)` be the trip of a window of
 //! `w` rows, and `t(w)` the slowest stage's time for it. Between two wrong drafts come `1 / (1 - a)` tokens. They
-//! take the first window's whole trip, and a step of the line for each further window that is right: of `w` rows at
-//! once that is `a^w / (1 - a^w)` windows. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in flight.
-//! Windows in flight behind a wrong draft delay its correction by `D * t(w) - L(w)`. A simulation of lines of two to
-//! eight stages agrees within 5 %. With more than one ubatch on the line, `t` includes the time of each outside the
-//! stages (`pace`). Where a sequence has a state at its end only, a window that is wrong behind its first row costs
-//! one more step.
+//! take the first window's whole trip, and a step of the line for each further window that is right. With `w` rows at
+//! once, `a^w / (1 - a^w)` windows are right. A step takes `t(w)`, or `L(w) / D` where only `D` windows are in
+//! flight. Windows in flight behind a wrong draft delay its correction by `D * t(w) - L(w)`. A simulation of lines of
+//! two to eight stages agrees within 5 %. With more than one ubatch on the line, `t` includes the time of each
+//! outside the stages (`pace`). Where a sequence has a state at its end only, a window that is wrong behind its first
+//! row costs one more step.
 //!
 //! Drafts of the model's own block are made by the last stage, which takes `C(n)` for `n` of them, with each window.
 //! So `L` and `t` of that stage are longer by `C(n)`. Windows have room for these drafts, each of which is less
@@ -252,8 +252,8 @@ impl Sizing<'_> {
         slowest / 2.0 * (in_flight / trip).min(1.0) + (in_flight - trip).max(0.0)
     }
 
-    /// Tokens of one of so many sequences in a microsecond; 0 where there are not so many drafts. Those beside it have a window
-    /// each wherever it has one; those of a group share a ubatch.
+    /// Tokens of one of so many sequences in a microsecond; 0 where there are not so many drafts. Streams beside it
+    /// have a window each wherever it has one; streams of a group share a ubatch.
     pub(crate) fn rate(&self, windows: Windows, drafts: Drafts<'_>, n_streams: u32) -> f64 {
         let Some(odds) = drafts.odds(windows.n_drafts()) else { return 0.0 };
         let d = f64::from(windows.count);
@@ -282,7 +282,7 @@ mod tests {
     use crate::times::timing::LineTimes;
     use crate::{SchedConfig, StageTime};
 
-    /// Of windows of each length, more than a trip has room for bring nothing.
+    /// Windows of each length that are longer than a trip has room for bring nothing.
     #[test]
     fn what_is_not_tried_is_no_better() {
         let mut random = Rng::new(7);

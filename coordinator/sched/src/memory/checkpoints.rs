@@ -32,7 +32,7 @@ pub struct Interrupted {
     pub name: CopyName,
     /// All known tokens of the sequence. At least one is left to compute.
     pub tokens: Vec<u32>,
-    /// Their namespace, the same in every process, and whose they are.
+    /// The namespace of the copies, the same in every process, and whose they are.
     pub space: (Vec<u8>, u64),
 }
 

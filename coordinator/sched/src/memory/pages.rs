@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use brigade_engine::batch::PageId;
 
-/// On whose account a page is held.
+/// Holder of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     /// A running sequence: it gives the page back when it ends.

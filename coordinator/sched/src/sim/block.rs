@@ -22,14 +22,14 @@ pub(super) struct Block {
     odds: f64,
     seed: u64,
     stop_every: u64,
-    /// Its drafts for each sequence that it follows: the position where a run begins, and the tokens.
+    /// The block's drafts for each sequence that it follows: the position where a run begins, and the tokens.
     runs: BTreeMap<SlotId, Vec<(usize, Vec<u32>)>>,
     /// Whether all drafts are its own.
     alone: bool,
 }
 
 impl Block {
-    /// Where it is `alone`, there is no other drafter.
+    /// A block whose drafts are right with these odds. With `alone`, there is no other drafter.
     pub fn new(odds: f64, seed: u64, stop_every: u64, alone: bool) -> Self {
         Self { odds, seed, stop_every, runs: BTreeMap::new(), alone }
     }
@@ -84,7 +84,7 @@ impl Block {
         Ok(())
     }
 
-    /// Its drafts behind the `drawn` token that follows the tokens `before`.
+    /// The block's drafts behind the `drawn` token that follows the tokens `before`.
     pub fn draft(&mut self, part: &SeqPart, before: &[u32], drawn: u32) -> Vec<DraftedToken> {
         let asked = part.ahead.map_or(0, |ahead| ahead.drafts);
         let Some(runs) = self.runs.get_mut(&part.slot) else { return Vec::new() };

@@ -25,7 +25,7 @@ pub struct SimRequest {
     pub prompt: u32,
     /// Tokens to generate; `None`: the prompt's logits instead.
     pub max_tokens: Option<u32>,
-    /// Of these, those whose places are reserved at once; `None`: all.
+    /// How many of these tokens have places reserved at once; `None`: all.
     pub sure: Option<u32>,
     /// When the client goes away, if it has not got everything by then.
     pub cancel_at: Option<Micros>,
@@ -337,12 +337,12 @@ impl Clients {
         self.all.get(index as usize).filter(|client| client.is_live())
     }
 
-    /// Of the sequences open on the line: how many clients still wait for.
+    /// How many of the sequences open on the line have clients that still wait for them.
     pub fn served<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
         open.filter(|open| self.client_of(*open).is_some()).count()
     }
 
-    /// Of the sequences open on the line: how many have tokens that were not sent yet.
+    /// How many of the sequences open on the line have tokens that were not sent yet.
     pub fn unsent<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
         let known = |open: &OpenSequence<'_>| {
             let client = self.client_of(*open);
@@ -351,7 +351,7 @@ impl Clients {
         open.filter(known).count()
     }
 
-    /// Of the sequences open on the line: how many are past their prompt and still wanted.
+    /// How many of the sequences open on the line are past their prompt and still wanted.
     pub fn decoding<'a>(&self, open: impl Iterator<Item = OpenSequence<'a>>) -> usize {
         let past = |open: &OpenSequence<'_>| {
             self.client_of(*open).is_some_and(|client| {
@@ -366,8 +366,8 @@ impl Clients {
         open.and_then(|open| self.client_of(open)).is_some_and(|client| pos >= client.n_known)
     }
 
-    /// Of the live clients some wait, in this order: the pages and the slots that the others need, and those that the first
-    /// one needs that waits for a place.
+    /// The pages and slots that live clients need. Some of them wait, in this order. Counted are the needs of the
+    /// others, and of the first one that waits for a place.
     pub fn demand(
         &self,
         waiting: &[(RequestId, Option<RequestId>)],

@@ -17,7 +17,7 @@ struct Waiting {
     request: RequestId,
     slot: SlotId,
     tokens: Vec<u32>,
-    /// It is as it was when the sequence left the line.
+    /// Whether the state is as it was when the sequence left the line.
     is_moved: bool,
     opened_by: Option<u64>,
 }

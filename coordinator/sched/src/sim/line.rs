@@ -22,7 +22,7 @@ pub struct StageModel {
 /// Times in which another program has a share of a stage's machine: each stage meets its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spells {
-    /// Its computations take this many times as long, those that begin in such a time.
+    /// How many times as long a stage's computations take that begin in such a time.
     pub slower: f64,
     /// Mean time from the end of one to the beginning of the next.
     pub every_us: f64,
@@ -50,7 +50,7 @@ impl Default for Nature {
 /// The link between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkModel {
-    /// From the last byte sent to the receiver's having it.
+    /// Time from the last byte sent to the receiver's having it.
     pub latency_us: f64,
     /// Time to send one row (row bytes over bandwidth).
     pub per_row_us: f64,
@@ -102,7 +102,7 @@ pub(super) struct SimLine {
     n_events: u64,
     nature: Nature,
     rng: Rng,
-    /// Of the spells: lines without them draw the same jitter as ever.
+    /// The random numbers of the spells: lines without spells draw the same jitter as ever.
     spell_rng: Rng,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct OpenSequence<'a> {
 #[derive(Debug)]
 struct OpenSlot {
     seed: Option<u64>,
-    /// Its draws need a companion.
+    /// Whether the sequence's draws need a companion.
     has_companion: bool,
     blocks: Vec<u32>,
     /// All it has absorbed: what a recurrent state stands for.
@@ -46,11 +46,11 @@ struct OpenSlot {
     put_off: Option<(u32, u32)>,
     /// LoRA adapters of its rows.
     adapters: Arc<[AdapterUse]>,
-    /// Where its recurrent state is.
+    /// Plane of the recurrent state.
     plane: SlotId,
     /// The token that was drawn last at a window's row, and its position.
     drawn: Option<(usize, u32)>,
-    /// Its drafts were wrong, and it has not been taken back yet.
+    /// Whether the sequence's drafts were wrong, and it has not been taken back yet.
     refuted: bool,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Mirror {
     planes: BTreeMap<SlotId, Vec<u32>>,
     next_id: u64,
     stop_every: u64,
-    /// Of so many draws one finds no mask; 0: none.
+    /// One in this many draws finds no mask; 0: none.
     late_every: u64,
     draws: u64,
     block: Block,

@@ -74,13 +74,13 @@ pub struct Sim {
     pub links: Vec<LinkModel>,
     /// Disturbances of the stages.
     pub nature: Nature,
-    /// Of the stages' jitter and disturbances.
+    /// The seed of the stages' jitter and disturbances.
     pub seed: u64,
     /// Times at which the line is lost, and times at which it is back, alternating, ascending.
     pub outages: Vec<(Micros, Micros)>,
     /// Times of planned changes, ascending. The next line is up soon after each.
     pub changes: Vec<Micros>,
-    /// Of so many draws one finds no mask, and is put off; 0: none.
+    /// One in this many draws finds no mask, and is put off; 0: none.
     pub late_every: u64,
     /// Tokens are drafted, and are right with this probability; `None`: they are not.
     pub drafts: Option<f64>,
@@ -487,8 +487,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks that a request waits only where it would have no place even without kept states, or for a beginning
-    /// that another one computes; and that no more states are kept than there are slots.
+    /// Checks why requests wait: because there would be no place even without kept states, or for a beginning that
+    /// another one computes. Checks too that no more states are kept than there are slots.
     fn check_waiting(&self, stats: &Stats) -> Result<(), String> {
         let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
         if stats.kept > n_kept {

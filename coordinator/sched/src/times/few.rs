@@ -108,7 +108,8 @@ impl Few {
 mod tests {
     use super::*;
 
-    /// Of these sizes so many times are measured, on a line that says what prompts cost.
+    /// The times of few rows where each of these sizes was measured so many times, on a line that says what prompts
+    /// cost.
     fn measured(times: &[(u32, f64)]) -> Few {
         let (mut few, line) = (Few::new(), Cost { fixed: 7_000.0, per_row: 1_500.0 });
         for n_seen in 1..=40 {

@@ -101,8 +101,9 @@ impl Pace {
     }
 }
 
-/// By how much longer than the slowest stage took for it a ubatch came back behind the one before it. `None` where that says
-/// nothing: it was sent when the other one was back, or came later for having been sent later, or for being longer.
+/// How much later a ubatch came back behind the one before it than the slowest stage took for it. `None` where that
+/// says nothing: it was sent when the other one was back, or came later for having been sent later, or for being
+/// longer.
 fn beside(before: Returned, after: Returned) -> Option<f64> {
     let apart = after.at.saturating_sub(before.at);
     let sent_apart = after.sent_at.saturating_sub(before.sent_at);

@@ -66,11 +66,11 @@ struct StageFit {
     buckets: [Bucket; N_BUCKETS],
     /// The line through all buckets.
     all: Cost,
-    /// Through those of more than a few rows, once there are some.
+    /// A line through the times of more than a few rows, once there are some.
     many: Option<Cost>,
-    /// Through those of large ubatches, once there are any.
+    /// A line through the times of large ubatches, once there are any.
     large: Option<Cost>,
-    /// Of exactly 1, 2, .. rows.
+    /// Times of exactly 1, 2, .. rows.
     few: Few,
     /// Number of ubatches measured.
     n_seen: u64,

@@ -103,9 +103,9 @@ struct Draft {
     spec: LineSpec,
     checkpoint_every: Option<u32>,
     opens: Vec<SeqOp>,
-    /// Of sequences whose masks were not there.
+    /// Draws of sequences whose masks were not there.
     draws: Vec<SeqOp>,
-    /// Of sequences that have rows in it.
+    /// Checkpoints of sequences that have rows in the ubatch.
     checkpoints: Vec<SeqOp>,
     parts: Vec<SeqPart>,
     computed: Vec<(SeqNo, u32)>,
@@ -117,7 +117,7 @@ struct Draft {
     drawn_parts: u32,
     /// Rows of windows.
     in_windows: u32,
-    /// Of windows behind others of their sequences.
+    /// Rows of windows behind others of their sequences.
     window_rows: u32,
     prompt_rows: u32,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
@@ -281,7 +281,7 @@ impl Draft {
         (!self.parts.is_empty()).then(|| self.send(line))
     }
 
-    /// At most `limit` prompt rows, of the owner first whose turn it is, and of its sequences the oldest.
+    /// Takes at most `limit` prompt rows: first of the owner whose turn it is, and of its sequences the oldest first.
     fn take_prompts(
         &mut self,
         sizing: Sizing<'_>,

@@ -9,7 +9,7 @@
 //!
 //! - Stages whose times vary wait for each other ([`waiting`]). They wait less if there are more groups than
 //!   stages.
-//! - Of numbers that do about as well, one whose groups fill the kernels' tiles is taken.
+//! - Where several numbers do about as well, one is taken whose groups fill the kernels' tiles.
 //! - A choice stays until another is clearly better. A change leaves some stages without work until the new
 //!   groups have spread over the line.
 

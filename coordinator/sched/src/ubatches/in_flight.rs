@@ -16,15 +16,15 @@ pub(crate) struct Wanted {
     pub slot: SlotId,
     pub pos: u32,
     pub kind: WantedKind,
-    /// It was computed before, and only its draw was put off.
+    /// Whether the row was computed before, and only its draw was put off.
     pub is_draw: bool,
     /// The owner to whom the row is charged, also when its sequence has ended.
     pub share: Share,
-    /// Of a window's row.
+    /// The row's place in its window, where it is a window's row.
     pub ahead: Option<InWindow>,
 }
 
-/// Where a row stands in a window.
+/// A row's place in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InWindow {
     /// How often its sequence had been taken back when it was sent.
@@ -70,7 +70,7 @@ pub(crate) struct InFlight {
     pub drafted: Drafted,
     /// Whether a whole window in it was of no use.
     pub has_stale: bool,
-    /// It has nothing but windows of sequences that run ahead.
+    /// Whether the ubatch has nothing but windows of sequences that run ahead.
     pub only_windows: bool,
     /// With prompt rows beside streams: bound of the time between two tokens of a stream.
     pub gap_bound: Option<Micros>,

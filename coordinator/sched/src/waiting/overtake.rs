@@ -24,7 +24,7 @@ const OVERTAKES_WITHIN: Micros = 2_000_000;
 const LEAST_ROWS: u32 = 64;
 
 impl Waiting {
-    /// Of the requests of one owner, of which the one at `first` is the next: who goes first.
+    /// Who goes first of the requests of one owner, of which the one at `first` is the next.
     pub fn goes_first(&mut self, first: usize, line: &Line, live: &Live) -> usize {
         let Some(next) = self.get(first).filter(|next| !next.interrupted) else { return first };
         let (owner, latest) = (next.request.share.owner, next.came + OVERTAKES_WITHIN);

@@ -45,17 +45,18 @@ pub(crate) struct Pending {
     pub mu: Option<f32>,
     /// Whether the model's own block is to read its rows too.
     pub own_drafts: bool,
-    /// There has been no line that can hold it since then; `None` while there is one, or was none yet.
+    /// The time since which no line can hold the request; `None` while there is one, or was none yet.
     pub without_line_since: Option<Micros>,
-    /// Its cached beginning, if it was looked up.
+    /// The request's cached beginning, if it was looked up.
     pub begins: Option<Beginning>,
     /// When it came to the queue.
     pub came: Micros,
     /// Requests of its owner that came after it and went before it.
     pub overtaken: u32,
-    /// It could have a place, and waits for what another one reads.
+    /// Set where the request could have a place, and waits for what another one reads.
     pub hold: Option<Hold>,
-    /// It has waited for that, up to which position and from where; not again where that took too long.
+    /// What the request has waited for: up to which position and from where. It does not wait again where that took
+    /// too long.
     pub held: Option<Hold>,
 }
 
@@ -155,7 +156,7 @@ impl Pending {
         }
     }
 
-    /// Its companion as a request of its own, to be given places; it is computed like its sequence.
+    /// The request's companion as a request of its own, to be given places; it is computed like its sequence.
     pub fn companion(&self) -> Option<Self> {
         let prompt = self.request.companion.as_ref()?.to_vec();
         let request = Request { prompt, companion: None, ..self.request.clone() };

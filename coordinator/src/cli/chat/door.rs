@@ -56,7 +56,7 @@ impl Server {
     /// Takes an address such as `http://host:8080` or `https://host/v1`.
     ///
     /// # Errors
-    /// It is no such address, the key has characters that no key has, or there are no authorities to trust.
+    /// The text is no such address, the key has characters that no key has, or there are no authorities to trust.
     pub fn new(url: &str, key: Option<&str>, ca: Option<&Path>) -> Result<Self> {
         let hint = || format!("--url {url}: give an address such as http://127.0.0.1:8080");
         let bare = url.trim_end_matches('/');

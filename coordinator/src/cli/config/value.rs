@@ -21,7 +21,7 @@ impl Value {
     /// Reads the value of `option`.
     ///
     /// # Errors
-    /// It is of another kind, or the option's parser refuses it. In words, without the option's name.
+    /// The value is of another kind, or the option's parser refuses it. The error is in words, without the option's name.
     pub fn read(option: &Opt, value: &DeValue<'_>) -> Result<Self, String> {
         let read = match (option.kind(), value) {
             (Kind::Switch, DeValue::Boolean(is_on)) => return Ok(Self::Switch(*is_on)),

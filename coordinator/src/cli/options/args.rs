@@ -179,7 +179,7 @@ impl ModelArgs {
     /// Opens what tells about the model: of one whose weights are not here, its beginning.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn open(&self) -> Result<Gguf> {
         let path = self.path()?;
         match self.remote {
@@ -214,7 +214,7 @@ impl TemplateArgs {
     /// The template that was asked for, its file read.
     ///
     /// # Errors
-    /// It is no known name, and no file that can be read.
+    /// The text is no known name, and no file that can be read.
     pub fn source(&self) -> Result<Option<TemplateSource>> {
         match self.chat_template.as_deref() {
             None => Ok(None),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use brigade_gguf::Gguf;
 use brigade_hub::name::ModelName;
-use brigade_hub::own::Own;
+use brigade_hub::own_folder::Own;
 use brigade_hub::remote::Remote;
 use brigade_hub::resolver::{Described, Found, Resolver, Watch};
 use brigade_hub::settings::Settings;

@@ -13,7 +13,7 @@ use brigade_text::MAX_TEXT_BYTES;
 /// The text of a file, `-` being standard input.
 ///
 /// # Errors
-/// It cannot be read, is not UTF-8, or is longer than a tokenizer takes.
+/// The file cannot be read, is not UTF-8, or is longer than a tokenizer takes.
 pub fn read_text(path: &Path) -> Result<String> {
     let name = path.display();
     let source: Box<dyn Read> = if path == Path::new("-") {
@@ -60,7 +60,7 @@ pub fn piped_text(patience: Option<Duration>) -> Result<Option<String>> {
 /// Opens a model file with `open`; a failure names the file once.
 ///
 /// # Errors
-/// Those of `open`.
+/// The errors of `open`.
 pub fn open_model<T, E: std::error::Error>(
     path: &Path,
     open: impl FnOnce(&Path) -> Result<T, E>,

@@ -11,7 +11,7 @@ use brigade_gguf::npy;
 /// Refuses to replace an existing file without `force`, and anything that is not a file.
 ///
 /// # Errors
-/// It would be replaced.
+/// The file would be replaced.
 pub fn refuse_overwrite(path: &Path, force: bool) -> Result<()> {
     let Ok(there) = std::fs::metadata(path) else { return Ok(()) };
     ensure!(there.is_file(), "{} is not a regular file: give another name", path.display());

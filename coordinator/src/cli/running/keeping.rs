@@ -114,7 +114,7 @@ impl Keeping {
 /// Opens the journal of requests to `model` in a server's folder; returns it with the requests in it.
 ///
 /// # Errors
-/// It cannot be read or written.
+/// The journal cannot be read or written.
 pub fn journal(
     folder: &Path,
     model: &Model,
@@ -128,7 +128,7 @@ pub fn journal(
 /// Whether the journal in a server's folder has requests to `model` that were not over; it is not changed.
 ///
 /// # Errors
-/// It cannot be read.
+/// The journal cannot be read.
 pub fn has_requests(folder: &Path, model: &Model, kv_type: KvArg, line: &LineArgs) -> Result<bool> {
     let (name, bounds) = journal_of(model, kv_type, line);
     Ok(Journal::has_requests(folder, &name, bounds)?)

@@ -346,7 +346,7 @@ impl Session {
     /// Submits a request to the line.
     ///
     /// # Errors
-    /// It was refused.
+    /// The request was refused.
     pub async fn submit(&self, request: Request) -> Result<Sequence> {
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let request = request.named(&format!("{}-{}", self.run, id.0));

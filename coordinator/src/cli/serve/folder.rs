@@ -68,7 +68,7 @@ impl Folder {
     /// The folder of these options, if they have one.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub async fn open(
         args: &ServeArgs,
         keys: Option<KeyRing>,

@@ -241,7 +241,7 @@ impl Served {
     /// Whether the server before this one had begun requests to it that are to go on.
     ///
     /// # Errors
-    /// Its journal cannot be read.
+    /// The model's journal cannot be read.
     pub fn has_requests(&self) -> Result<bool> {
         let args = self.args();
         let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);

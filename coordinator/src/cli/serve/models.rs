@@ -65,7 +65,7 @@ impl Models {
     /// Looks for the models of the arguments' folder, if they have one, and loads what is to be loaded first.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub async fn open_folder(
         &mut self,
         args: &ServeArgs,

@@ -111,7 +111,7 @@ impl Stable {
     /// Adds a model; returns its index.
     ///
     /// # Errors
-    /// Its journal cannot be read.
+    /// The model's journal cannot be read.
     pub fn add(&self, served: Served) -> anyhow::Result<usize> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let at = slots.len();
@@ -204,7 +204,7 @@ impl Stable {
     /// Loads a model, and waits until it is up, also one that was not to be loaded again. It is loaded after a restart too.
     ///
     /// # Errors
-    /// It is not up within [`MODEL_WITHIN`], or never; the order cannot be kept.
+    /// The model is not up within [`MODEL_WITHIN`], or never; or the order cannot be kept.
     pub async fn load(&self, at: usize) -> Result<String, Refused> {
         let slot = self.slot(at);
         let name = slot.name();
@@ -225,7 +225,7 @@ impl Stable {
     /// Unloads an idle model. It is loaded again when a request needs it.
     ///
     /// # Errors
-    /// It is in use; the order cannot be kept.
+    /// The model is in use, or the order cannot be kept.
     pub async fn unload(&self, at: usize) -> Result<String, Refused> {
         let _doing = self.doing.read().await;
         let slot = self.slot(at);

@@ -125,7 +125,7 @@ impl Slot {
     /// A model that is not loaded, at this place among the others.
     ///
     /// # Errors
-    /// Its journal cannot be read.
+    /// The model's journal cannot be read.
     pub fn new(
         at: usize,
         served: Served,

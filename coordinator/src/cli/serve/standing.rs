@@ -92,7 +92,7 @@ impl Standings {
     /// Changes what holds of a model.
     ///
     /// # Errors
-    /// It cannot be written; then nothing has changed.
+    /// The file cannot be written; then nothing has changed.
     pub fn change(&self, model: &str, change: impl FnOnce(&mut Standing)) -> io::Result<()> {
         let mut book = self.book();
         let mut next = book.clone();

@@ -10,7 +10,7 @@ use crate::commands::Order;
 use crate::lock::lock;
 use crate::pipelines::Wanted;
 
-/// Which thread rehearses, if any, and what it would have run. Other threads compute meanwhile.
+/// The thread that rehearses, if any, and what it would have run. Other threads compute meanwhile.
 #[derive(Default)]
 pub(crate) struct Rehearsal {
     /// Whether some thread does: all ask this first.

@@ -6,7 +6,7 @@ use super::facts::GpuFacts;
 use super::instance::Instance;
 use crate::error::GpuError;
 
-/// An open device. What is created on it goes before it.
+/// An open device. Everything that is created on it is destroyed before it.
 pub(crate) struct Device {
     pub(crate) raw: ash::Device,
     pub(crate) queue: vk::Queue,

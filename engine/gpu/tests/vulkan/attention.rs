@@ -30,7 +30,7 @@ struct Case {
 const REACH: usize = 5;
 
 impl Case {
-    fn new((n_head, n_kv_head): (usize, usize), dim: usize, parts: &[(usize, usize)]) -> Self {
+    fn new(n_head: usize, n_kv_head: usize, dim: usize, parts: &[(usize, usize)]) -> Self {
         Self {
             n_head,
             n_kv_head,
@@ -179,13 +179,16 @@ fn every_length_shape_and_type_has_the_bits_of_the_cpu() {
     let more = TYPES.map(|ty| (shapes[0], ty)).into_iter().skip(1);
     // Few rows and many have kernels of their own.
     let parts = [vec![vec![(0, 70), (699, 1), (64, 5)]], vec![vec![(0, 1)]], vec![vec![(62, 3)]]];
-    for (i, ((heads, dim), ty)) in in_turn(&shapes).chain(more).enumerate() {
+    for (i, (((n_head, n_kv_head), dim), ty)) in in_turn(&shapes).chain(more).enumerate() {
         for parts in shapes_in_turn(&gpu, i, &parts) {
-            let case = Case { ty, ..Case::new(heads, dim, parts) };
-            case.check(&gpu, &format!("{ty:?}, {heads:?} heads of {dim}, {parts:?}"));
+            let case = Case { ty, ..Case::new(n_head, n_kv_head, dim, parts) };
+            case.check(
+                &gpu,
+                &format!("{ty:?}, {n_head} heads over {n_kv_head} of {dim}, {parts:?}"),
+            );
         }
     }
-    Case::new((4, 1), 64, &[(5000, 2), (1023, 2)]).check(&gpu, "several spans");
+    Case::new(4, 1, 64, &[(5000, 2), (1023, 2)]).check(&gpu, "several spans");
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn values_in_keys_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let wide = ((576, 512), KvType::F16);
     for (dims, ty) in TYPES.map(|ty| ((24, 16), ty)).into_iter().chain([wide]) {
-        let case = Case::new((4, 1), dims.0, &[(0, 5), (1100, 3)]);
+        let case = Case::new(4, 1, dims.0, &[(0, 5), (1100, 3)]);
         let case = Case { dims, values: ValuePlace::InKeys, ty, ..case };
         case.check(&gpu, &format!("{ty:?}, values in keys, {dims:?}"));
     }
@@ -205,7 +208,7 @@ fn wide_values_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let types = if all_pairs(&gpu) { &TYPES[..] } else { &[KvType::Q8_0] };
     for &ty in types {
-        let case = Case { dims: (24, 528), ty, ..Case::new((2, 1), 24, &[(0, 70), (130, 1)]) };
+        let case = Case { dims: (24, 528), ty, ..Case::new(2, 1, 24, &[(0, 70), (130, 1)]) };
         case.check(&gpu, &format!("{ty:?}, values of 528"));
     }
 }
@@ -216,7 +219,7 @@ fn every_variant_has_the_bits_of_the_cpu() {
     let all = all_pairs(&gpu);
     // Parts for one size of tiles, or for three.
     let parts = if all { vec![(0, 70), (1500, 3), (130, 1)] } else { vec![(0, 70), (1500, 9)] };
-    let case = || Case::new((4, 2), 32, &parts);
+    let case = || Case::new(4, 2, 32, &parts);
     let sliding = [1, 20, 63, 100].map(Window::Sliding);
     for window in sliding.into_iter().chain([64, 96].map(Window::Chunk)) {
         Case { window: Some(window), ..case() }.check(&gpu, &format!("{window:?}"));
@@ -227,14 +230,14 @@ fn every_variant_has_the_bits_of_the_cpu() {
     }
     // With fewer rows, for which there is another kernel.
     for window in [Window::Sliding(63), Window::Chunk(96)] {
-        let case = Case::new((4, 2), 32, &[(1500, 3), (130, 3)]);
+        let case = Case::new(4, 2, 32, &[(1500, 3), (130, 3)]);
         let case = Case { sinks: true, softcap: Some(3.0), window: Some(window), ..case };
         case.check(&gpu, &format!("{window:?} with sinks and a bound"));
     }
     Case { sinks: true, ..case() }.check(&gpu, "sinks");
     Case { slopes: true, ..case() }.check(&gpu, "slopes");
     Case { biases: true, ..case() }.check(&gpu, "biases");
-    let whole = Case { both_ways: true, ..Case::new((4, 4), 32, &[(0, 130), (0, 9)]) };
+    let whole = Case { both_ways: true, ..Case::new(4, 4, 32, &[(0, 130), (0, 9)]) };
     whole.check(&gpu, "both ways");
     let around = Case { window: Some(Window::Around(20)), biases: true, ..whole };
     around.check(&gpu, "both ways, around, with biases");

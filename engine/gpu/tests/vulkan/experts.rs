@@ -50,7 +50,7 @@ fn check_choice(
     assert_same(&what, &floats(gpu, routes.weights()), &weights);
     assert_eq!(routes.on_host().0, ids, "{what}: on the host");
     assert_same(&what, routes.on_host().1, &weights);
-    check_lists(gpu, &what, &routes, (&ids, &weights, n_used));
+    check_lists(gpu, &what, &routes, &ids, &weights, n_used);
     routes
 }
 
@@ -59,7 +59,9 @@ fn check_lists(
     gpu: &Gpu,
     what: &str,
     routes: &ExpertRoutes,
-    (ids, weights, n_used): (&[u32], &[f32], usize),
+    ids: &[u32],
+    weights: &[f32],
+    n_used: usize,
 ) {
     let mut sorted: Vec<usize> = (0..ids.len()).collect();
     sorted.sort_by_key(|i| ids[*i]);
@@ -204,12 +206,15 @@ struct Both {
 
 impl Both {
     fn new(
-        (gpu, compute): (&Gpu, &Compute),
-        (ty, there): (GgmlType, W),
+        gpu: &Gpu,
+        compute: &Compute,
+        types: (GgmlType, W),
         n_expert: usize,
-        [rows, cols]: [usize; 2],
+        rows: usize,
+        cols: usize,
         random: &mut Random,
     ) -> Self {
+        let (ty, there) = types;
         let row_bytes = ty.row_bytes(cols).expect("whole blocks");
         let here = (0..n_expert).map(|e| {
             let mut bytes = vec![0; rows * row_bytes];
@@ -257,7 +262,7 @@ fn check_products(types: [(GgmlType, W); 2], shapes: &[(usize, usize, usize)], c
     for &(n_rows, n_expert, n_used) in shapes {
         let both = types.map(|ty| {
             let rows = if ty == types[0] { 37 } else { 64 };
-            Both::new((&gpu, &compute), ty, n_expert, [rows, cols], &mut random)
+            Both::new(&gpu, &compute, ty, n_expert, rows, cols, &mut random)
         });
         let weights = ExpertWeights::Normed(1.0);
         let choice = ExpertChoice { n_expert, n_used, by: BY_SCORE, weights };
@@ -371,8 +376,8 @@ fn pairs_of_some_rows_are_multiplied_by_themselves() {
         check_pieces(&gpu, &what, &work, &experts);
 
         let (cols, rank, width) = (96, 32, 70);
-        let [a, b] = [(types[0], [rank, cols]), (types[1], [width, rank])]
-            .map(|(ty, shape)| Both::new((&gpu, &compute), ty, n_expert, shape, &mut random));
+        let a = Both::new(&gpu, &compute, types[0], n_expert, rank, cols, &mut random);
+        let b = Both::new(&gpu, &compute, types[1], n_expert, width, rank, &mut random);
         let x = random.values(routes.n_pairs() * cols, 1.0);
         let mut want = random.values(routes.n_pairs() * width, 1.0);
         let mut out = on(&gpu, &want);

@@ -62,6 +62,13 @@ fn values(ty: GgmlType, bytes: &[u8], n: usize) -> Vec<f32> {
     values
 }
 
+/// Rows and columns of weights.
+#[derive(Clone, Copy)]
+struct Shape {
+    rows: usize,
+    cols: usize,
+}
+
 /// Weights with their values.
 struct Matrix {
     ty: W,
@@ -71,12 +78,8 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn new(
-        (gpu, compute): (&Gpu, &Compute),
-        (ty, there): (GgmlType, W),
-        [rows, cols]: [usize; 2],
-        bytes: &[u8],
-    ) -> Self {
+    fn new(gpu: &Gpu, compute: &Compute, types: (GgmlType, W), shape: Shape, bytes: &[u8]) -> Self {
+        let ((ty, there), Shape { rows, cols }) = (types, shape);
         let packed = PackedMatrix::pack(compute, ty, rows, cols, bytes).expect("packs");
         let mut buffer = gpu.buffer(packed.bytes().len(), Purpose::Weights).expect("room");
         buffer.write(0, packed.bytes());
@@ -130,7 +133,8 @@ impl Matrix {
 }
 
 /// The type's own quantiser of values in -1..1.
-fn quantised(ty: GgmlType, [rows, cols]: [usize; 2], random: &mut Random) -> Vec<u8> {
+fn quantised(ty: GgmlType, shape: Shape, random: &mut Random) -> Vec<u8> {
+    let Shape { rows, cols } = shape;
     let row_bytes = ty.row_bytes(cols).expect("whole blocks");
     let mut bytes = vec![0; rows * row_bytes];
     for row in bytes.chunks_exact_mut(row_bytes) {
@@ -154,10 +158,10 @@ fn many_rows_of_every_type_are_near_the_product_in_f64() {
         let mut exact = 0.0f64;
         let mut worst = 0.0f64;
         for &(rows, units, n_rows) in shapes_in_turn(&gpu, i, &shapes) {
-            let shape = [rows, units * unit];
+            let shape = Shape { rows, cols: units * unit };
             let matrix =
-                Matrix::new((&gpu, &compute), ty, shape, &quantised(ty.0, shape, &mut random));
-            let x = random.values(n_rows * shape[1], 1.0);
+                Matrix::new(&gpu, &compute, ty, shape, &quantised(ty.0, shape, &mut random));
+            let x = random.values(n_rows * shape.cols, 1.0);
             worst = worst.max(matrix.check(&gpu, &x));
             // The class of stated bits, for comparison.
             if rows >= 16 {
@@ -176,10 +180,10 @@ fn weights_of_random_bits() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(2));
     for (ty, n_rows) in types_with_rows().skip(1) {
-        let shape = [48, 3 * ty.0.block_elems().max(32)];
-        let bytes = random_blocks(ty.0, shape[0] * shape[1], &mut random);
-        let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
-        let x = random.values(n_rows * shape[1], 1.0);
+        let shape = Shape { rows: 48, cols: 3 * ty.0.block_elems().max(32) };
+        let bytes = random_blocks(ty.0, shape.rows * shape.cols, &mut random);
+        let matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
+        let x = random.values(n_rows * shape.cols, 1.0);
         matrix.check(&gpu, &x);
     }
 }
@@ -190,9 +194,9 @@ fn floats_of_any_number_of_columns() {
     let (compute, mut random) = (compute(), Random(3));
     for cols in [5, 31, 32, 33, 63, 64, 65, 257, 600] {
         for n_rows in [9, 16, 40] {
-            let shape = [33, cols];
+            let shape = Shape { rows: 33, cols };
             let bytes = quantised(GgmlType::F16, shape, &mut random);
-            let matrix = Matrix::new((&gpu, &compute), HALVES, shape, &bytes);
+            let matrix = Matrix::new(&gpu, &compute, HALVES, shape, &bytes);
             matrix.check(&gpu, &random.values(n_rows * cols, 1.0));
         }
     }
@@ -203,37 +207,38 @@ fn floats_of_any_number_of_columns() {
 fn huge_and_tiny_values() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(4));
-    let shape = [40, 512];
+    let shape = Shape { rows: 40, cols: 512 };
     for (ty, n_rows) in types_with_rows() {
         let bytes = quantised(ty.0, shape, &mut random);
-        let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
+        let matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
         let scales = [1e30, 1e-30, 1.0, 7e4, 1e-8, 2e34, 3e-36];
-        let rows = (0..n_rows).flat_map(|i| random.values(shape[1], scales[i % 7]));
+        let rows = (0..n_rows).flat_map(|i| random.values(shape.cols, scales[i % 7]));
         matrix.check(&gpu, &rows.collect::<Vec<_>>());
-        let mut zeros = random.values(n_rows * shape[1], 1.0);
-        zeros[..3 * shape[1]].fill(0.0);
+        let mut zeros = random.values(n_rows * shape.cols, 1.0);
+        zeros[..3 * shape.cols].fill(0.0);
         let got = matrix.product(&gpu, &zeros);
-        assert!(got[..3 * shape[0]].iter().all(|x| *x == 0.0), "{:?}: zeros", ty.1);
-        assert!(got[3 * shape[0]..].iter().any(|x| *x != 0.0), "{:?}: others", ty.1);
+        assert!(got[..3 * shape.rows].iter().all(|x| *x == 0.0), "{:?}: zeros", ty.1);
+        assert!(got[3 * shape.rows..].iter().any(|x| *x != 0.0), "{:?}: others", ty.1);
     }
     // d of 60000 with codes up to 127, in one block of each second row.
     let mut bytes = quantised(GgmlType::Q8_0, shape, &mut random);
     for row in bytes.chunks_exact_mut(2 * 34 * 16) {
         row[..2].copy_from_slice(&0x7b53u16.to_le_bytes());
     }
-    let matrix = Matrix::new((&gpu, &compute), QUANTS[4], shape, &bytes);
+    let matrix = Matrix::new(&gpu, &compute, QUANTS[4], shape, &bytes);
     assert!(matrix.values.iter().any(|x| x.abs() > 1e6), "greater than any f16");
-    matrix.check(&gpu, &random.values(16 * shape[1], 1.0));
+    matrix.check(&gpu, &random.values(16 * shape.cols, 1.0));
 }
 
 #[test]
 fn a_nan_or_infinity_makes_all_of_its_row_nan_and_no_other() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(5));
-    let [rows, cols] = [20, 256];
+    let shape = Shape { rows: 20, cols: 256 };
+    let Shape { rows, cols } = shape;
     for (ty, n_rows) in types_with_rows() {
-        let bytes = quantised(ty.0, [rows, cols], &mut random);
-        let matrix = Matrix::new((&gpu, &compute), ty, [rows, cols], &bytes);
+        let bytes = quantised(ty.0, shape, &mut random);
+        let matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = random.values(n_rows * cols, 1.0);
             x[3 * cols + 77] = bad;
@@ -251,16 +256,16 @@ fn a_nan_or_infinity_makes_all_of_its_row_nan_and_no_other() {
 fn weights_that_are_no_numbers_show() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(6));
-    let shape = [17, 64];
+    let shape = Shape { rows: 17, cols: 64 };
     for bad in [0x7c00u16, 0xfc00, 0x7e00] {
         // The first of row 2: a value of F16, the scale of a block of Q8_0.
         for (ty, row_bytes) in [(HALVES, 128), (QUANTS[4], 68)] {
             let mut bytes = quantised(ty.0, shape, &mut random);
             bytes[2 * row_bytes..2 * row_bytes + 2].copy_from_slice(&bad.to_le_bytes());
-            let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
-            let out = matrix.product(&gpu, &random.values(11 * shape[1], 1.0));
+            let matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
+            let out = matrix.product(&gpu, &random.values(11 * shape.cols, 1.0));
             for (i, x) in out.iter().enumerate() {
-                assert_eq!(x.is_finite(), i % shape[0] != 2, "{:?} {bad:x}: {i} is {x}", ty.1);
+                assert_eq!(x.is_finite(), i % shape.rows != 2, "{:?} {bad:x}: {i} is {x}", ty.1);
             }
         }
     }
@@ -271,15 +276,15 @@ fn weights_that_are_no_numbers_show() {
 fn other_products_keep_their_bits() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(7));
-    let shape = [33, 256];
+    let shape = Shape { rows: 33, cols: 256 };
     let wide = [(GgmlType::F32, W::F32), (GgmlType::BF16, W::BF16)];
     let cases = wide.map(|ty| (ty, 20)).into_iter().chain(types().map(|ty| (ty, 8)));
     for (ty, n_rows) in cases {
         assert!(gpu.row_form(ty.1, n_rows) != RowForm::Halves, "{:?}", ty.1);
         let bytes = quantised(ty.0, shape, &mut random);
-        let matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
-        let x = random.values(n_rows * shape[1], 1.0);
-        let mut want = vec![f32::NAN; n_rows * shape[0]];
+        let matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
+        let x = random.values(n_rows * shape.cols, 1.0);
+        let mut want = vec![f32::NAN; n_rows * shape.rows];
         compute.multiply(&matrix.packed, &x, &mut want);
         crate::common::assert_same(&format!("{:?}", ty.1), &matrix.product(&gpu, &x), &want);
     }
@@ -290,14 +295,10 @@ fn other_products_keep_their_bits() {
 fn products_repeat() {
     let Some(gpu) = fast_gpu() else { return };
     let (compute, mut random) = (compute(), Random(8));
-    let shape = [70, 1024];
-    let matrix = Matrix::new(
-        (&gpu, &compute),
-        QUANTS[7],
-        shape,
-        &quantised(QUANTS[7].0, shape, &mut random),
-    );
-    let x = random.values(70 * shape[1], 1.0);
+    let shape = Shape { rows: 70, cols: 1024 };
+    let matrix =
+        Matrix::new(&gpu, &compute, QUANTS[7], shape, &quantised(QUANTS[7].0, shape, &mut random));
+    let x = random.values(70 * shape.cols, 1.0);
     let first = matrix.product(&gpu, &x);
     (0..3).for_each(|_| crate::common::assert_same("again", &matrix.product(&gpu, &x), &first));
 }
@@ -310,27 +311,23 @@ fn products_of_experts() {
     let sizes = [vec![(20, 9, 3), (60, 7, 2)], vec![(61, 4, 2)], vec![(131, 4, 2)]];
     for (i, ty) in [HALVES, QUANTS[4], QUANTS[5], QUANTS[7], QUANTS[12]].into_iter().enumerate() {
         for &(n_rows, n_expert, n_used) in shapes_in_turn(&gpu, i, &sizes) {
-            let shape = [37, 2 * ty.0.block_elems().max(32)];
+            let shape = Shape { rows: 37, cols: 2 * ty.0.block_elems().max(32) };
             let experts = (0..n_expert).map(|e| {
                 let bytes = quantised(ty.0, shape, &mut random);
-                let mut matrix = Matrix::new((&gpu, &compute), ty, shape, &bytes);
+                let mut matrix = Matrix::new(&gpu, &compute, ty, shape, &bytes);
                 matrix.packed = matrix.packed.scaled(1.0 + e as f32 / 8.0);
                 matrix
             });
             let experts: Vec<Matrix> = experts.collect();
-            let x = random.values(n_rows * shape[1], 1.0);
+            let x = random.values(n_rows * shape.cols, 1.0);
             let probs = random.values(n_rows * n_expert, 1.0);
-            check_experts(&gpu, &experts, (&x, &probs), [n_expert, n_used]);
+            check_experts(&gpu, &experts, &x, &probs, n_used);
         }
     }
 }
 
-fn check_experts(
-    gpu: &Gpu,
-    experts: &[Matrix],
-    (x, probs): (&[f32], &[f32]),
-    [n_expert, n_used]: [usize; 2],
-) {
+fn check_experts(gpu: &Gpu, experts: &[Matrix], x: &[f32], probs: &[f32], n_used: usize) {
+    let n_expert = experts.len();
     let [rows, cols] = [experts[0].packed.rows(), experts[0].packed.cols()];
     let kept = |m: &Matrix| (Arc::new(gpu.keep(m.packed.bytes()).expect("room")), m.packed.scale());
     let table = gpu.expert_table(experts[0].ty, rows, cols, experts.iter().map(kept).collect());

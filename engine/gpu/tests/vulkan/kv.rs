@@ -41,7 +41,7 @@ const PARTS: [(usize, usize, &[PageId]); 3] = [
 /// The rows of all parts.
 const N_ROWS: usize = 80;
 
-/// A page with the same bits for every NaN. Of `Q8_0` the page has one head.
+/// A page with the same bits for every NaN. A page of `Q8_0` has one head.
 fn without_payloads(layout: &KvLayout, page: &[u8]) -> Vec<u8> {
     match layout.ty {
         KvType::F32 => {

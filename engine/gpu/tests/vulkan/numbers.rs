@@ -46,8 +46,21 @@ fn edges() -> Vec<u32> {
     positive.iter().flat_map(|&bits| [bits, bits | 0x8000_0000]).collect()
 }
 
+/// Bits of the two operands of a function, for many calls: call `i` gets `a[i]` and `b[i]`.
+struct Pairs {
+    a: Vec<u32>,
+    b: Vec<u32>,
+}
+
+impl Pairs {
+    /// Both operands of a call are the same.
+    fn of_same(x: Vec<u32>) -> Self {
+        Self { a: x.clone(), b: x }
+    }
+}
+
 /// Pairs of edges, then pairs of any bits, then pairs of like size.
-fn pairs(n: usize) -> (Vec<u32>, Vec<u32>) {
+fn pairs(n: usize) -> Pairs {
     let edges = edges();
     let mut pairs: Vec<(u32, u32)> =
         edges.iter().flat_map(|&a| edges.iter().map(move |&b| (a, b))).collect();
@@ -58,17 +71,18 @@ fn pairs(n: usize) -> (Vec<u32>, Vec<u32>) {
         pairs.push((a, b));
         pairs.push((a & 0x807f_ffff | 0x3f80_0000, b & 0x807f_ffff | 0x3f00_0000));
     }
-    pairs.into_iter().unzip()
+    let (a, b) = pairs.into_iter().unzip();
+    Pairs { a, b }
 }
 
 /// Runs one function over pairs, and compares with `wanted`; returns how many differ, of those that `counts` lets count.
 fn differing(
     function: u32,
-    (a, b): &(Vec<u32>, Vec<u32>),
+    pairs: &Pairs,
     wanted: impl Fn(u32, u32) -> u32,
     counts: impl Fn(u32, u32, u32) -> bool,
 ) -> Option<Vec<(u32, u32, u32, u32)>> {
-    let gpu = gpu()?;
+    let (gpu, Pairs { a, b }) = (gpu()?, pairs);
     let (a_on, b_on, mut y) = (words_on(&gpu, a), words_on(&gpu, b), words_on(&gpu, a));
     gpu.probe_numbers(function, a_on.span(), b_on.span(), y.span_mut());
     gpu.finish().expect("no failure");
@@ -83,11 +97,11 @@ fn nan(bits: u32) -> bool {
 
 /// Differences where not both are NaN.
 #[track_caller]
-fn assert_exact(function: u32, pairs: &(Vec<u32>, Vec<u32>), wanted: impl Fn(u32, u32) -> u32) {
+fn assert_exact(function: u32, pairs: &Pairs, wanted: impl Fn(u32, u32) -> u32) {
     let Some(wrong) = differing(function, pairs, wanted, |_, _, _| true) else { return };
     let wrong: Vec<_> = wrong.into_iter().filter(|&(_, _, y, w)| !(nan(y) && nan(w))).collect();
     let first: Vec<_> = wrong.iter().take(8).collect();
-    assert!(wrong.is_empty(), "{} of {} differ: {first:x?}", wrong.len(), pairs.0.len());
+    assert!(wrong.is_empty(), "{} of {} differ: {first:x?}", wrong.len(), pairs.a.len());
 }
 
 fn float(f: impl Fn(f32, f32) -> f32) -> impl Fn(u32, u32) -> u32 {
@@ -101,23 +115,23 @@ fn quotients_are_rounded_to_nearest_even() {
 
 #[test]
 fn roots_are_rounded_to_nearest_even() {
-    let (mut any, other) = pairs(4_000_000);
+    let mut pairs = pairs(4_000_000);
     // A device that flushes subnormal numbers may take one for 0, whose root is itself.
-    any.iter_mut().filter(|x| f32::from_bits(**x).is_subnormal()).for_each(|x| *x = 0);
-    assert_exact(SQRT, &(any, other), float(|a, _| a.sqrt()));
+    pairs.a.iter_mut().filter(|x| f32::from_bits(**x).is_subnormal()).for_each(|x| *x = 0);
+    assert_exact(SQRT, &pairs, float(|a, _| a.sqrt()));
     // Squares of 24 bits and their neighbours, where a rounding is closest.
     let near = (0..1_000_000u32).map(|i| {
         let root = f32::from_bits(0x3f80_0000 + i * 16);
         (root * root).to_bits() + i % 3 - 1
     });
     let near: Vec<u32> = near.collect();
-    assert_exact(SQRT, &(near.clone(), near), float(|a, _| a.sqrt()));
+    assert_exact(SQRT, &Pairs::of_same(near), float(|a, _| a.sqrt()));
 }
 
 #[test]
 fn every_f16_widens_exactly_and_f32_narrows_to_the_nearest() {
     let halves: Vec<u32> = (0..0x1_0000).collect();
-    let same = (halves.clone(), halves);
+    let same = Pairs::of_same(halves);
     let widened = |h: u32| half::f16::from_bits(h as u16).to_f32().to_bits();
     assert_exact(F16_TO_F32, &same, |h, _| widened(h));
     // What lies between two halves, and around the middle.
@@ -128,10 +142,9 @@ fn every_f16_widens_exactly_and_f32_narrows_to_the_nearest() {
             near.push(widened(h).wrapping_add(bits));
         }
     }
-    let (more, _) = pairs(1_000_000);
-    near.extend(more);
+    near.extend(pairs(1_000_000).a);
     let narrowed = |x: u32, _| u32::from(half::f16::from_f32(f32::from_bits(x)).to_bits());
-    let Some(wrong) = differing(F32_TO_F16, &(near.clone(), near), narrowed, |a, _, _| !nan(a))
+    let Some(wrong) = differing(F32_TO_F16, &Pairs::of_same(near), narrowed, |a, _, _| !nan(a))
     else {
         return;
     };
@@ -145,7 +158,7 @@ fn every_f16_beside_any_other_widens_exactly_but_for_the_sign_of_zero() {
     for turn in [0, 1, 0x3ff, 0x8001, 0xfc00] {
         let others = halves.iter().map(|h| h.wrapping_mul(0x9e37) ^ turn).collect();
         let widened = |h: u32, _| (half::f16::from_bits(h as u16).to_f32() + 0.0).to_bits();
-        let pairs = (halves.clone(), others);
+        let pairs = Pairs { a: halves.clone(), b: others };
         assert_exact(LOW_OF_TWO, &pairs, widened);
         assert_exact(HIGH_OF_TWO, &pairs, widened);
     }
@@ -158,7 +171,7 @@ fn integers_are_rounded_half_to_even() {
     let any = (0..400_000).map(|_| random.value() * 1e6);
     let x: Vec<u32> = halves.chain(any).map(f32::to_bits).collect();
     let wanted = |x: u32, _| f32::from_bits(x).round_ties_even() as i32 as u32;
-    assert_exact(ROUND, &(x.clone(), x), wanted);
+    assert_exact(ROUND, &Pairs::of_same(x), wanted);
 }
 
 #[test]

@@ -35,7 +35,8 @@ fn on_odd(gpu: &Gpu, x: &[f32]) -> GpuBuffer {
 }
 
 fn both(
-    (gpu, compute): (&Gpu, &Compute),
+    gpu: &Gpu,
+    compute: &Compute,
     name: &str,
     x: &[f32],
     on_gpu: &dyn Fn(&Gpu, SpanMut<'_>),
@@ -51,16 +52,15 @@ fn both(
 fn norms_of_rows() {
     let Some(gpu) = gpu() else { return };
     let (compute, mut random) = (compute(), Random(1));
-    let pair = (&gpu, &compute);
     for (n, d) in SHAPES {
         let (x, weight) = (random.values(n * d, 3.0), random.values(d, 2.0));
         let weight_there = on(&gpu, &weight);
         let name = |op: &str| format!("{op} of {n} rows of {d}");
         let w = weight_there.span();
         let rms = |g: &Gpu, x: SpanMut<'_>| g.rms_norm_inplace(x, w, 1e-5);
-        both(pair, &name("rms"), &x, &rms, &|c, x| c.rms_norm_inplace(x, &weight, 1e-5));
+        both(&gpu, &compute, &name("rms"), &x, &rms, &|c, x| c.rms_norm_inplace(x, &weight, 1e-5));
         let l2 = |g: &Gpu, x: SpanMut<'_>| g.l2_norm(x, d, 1e-6);
-        both(pair, &name("l2"), &x, &l2, &|c, x| c.l2_norm(x, d, 1e-6));
+        both(&gpu, &compute, &name("l2"), &x, &l2, &|c, x| c.l2_norm(x, d, 1e-6));
         let (from, mut there) = (on(&gpu, &x), on(&gpu, &vec![-1.0; n * d]));
         let mut here = vec![-1.0; n * d];
         gpu.rms_norm(from.span(), w, 1e-5, there.span_mut());
@@ -97,7 +97,6 @@ fn norms_of_rows_that_begin_anywhere() {
 fn norms_with_weights_by_group() {
     let Some(gpu) = gpu() else { return };
     let (compute, mut random) = (compute(), Random(2));
-    let pair = (&gpu, &compute);
     for (n, d) in SHAPES {
         for groups in [1, 3] {
             let x = random.values(n * groups * d, 3.0);
@@ -107,9 +106,11 @@ fn norms_with_weights_by_group() {
             let (w, b) = (weights_there.span(), biases_there.span());
             let name = |op: &str| format!("{op} of {n} rows of {groups} groups of {d}");
             let rms = |g: &Gpu, x: SpanMut<'_>| g.group_rms_norm(x, w, d, 1e-6);
-            both(pair, &name("rms"), &x, &rms, &|c, x| c.group_rms_norm(x, &weights, d, 1e-6));
+            both(&gpu, &compute, &name("rms"), &x, &rms, &|c, x| {
+                c.group_rms_norm(x, &weights, d, 1e-6)
+            });
             let layer = |g: &Gpu, x: SpanMut<'_>| g.group_layer_norm(x, w, b, d, 1e-5);
-            both(pair, &name("layer"), &x, &layer, &|c, x| {
+            both(&gpu, &compute, &name("layer"), &x, &layer, &|c, x| {
                 c.group_layer_norm(x, &weights, &biases, d, 1e-5);
             });
         }
@@ -126,6 +127,6 @@ fn softmax_of_rows() {
         x.iter_mut().skip(3).step_by(5).for_each(|x| *x = f32::NEG_INFINITY);
         let name = format!("softmax of {n} rows of {d}");
         let softmax = |g: &Gpu, x: SpanMut<'_>| g.softmax(x, d);
-        both((&gpu, &compute), &name, &x, &softmax, &|c, x| c.softmax(x, d));
+        both(&gpu, &compute, &name, &x, &softmax, &|c, x| c.softmax(x, d));
     }
 }

@@ -1,10 +1,10 @@
 //! The table of AVX2: lanes in two 256-bit registers. It needs AVX2, FMA and F16C. Its lanes are also those of AVX-VNNI,
 //! which has the four-byte dot product as one instruction: `brigade-kernels-avxvnni` is the table.
 //!
-//! The four-byte dot product goes through 16-bit pair sums, which saturate. They stay exact, because one
-//! factor is at most 128 and the other at most 127 (2 * 128 * 127 < 2^15). Of narrow codes, several products
-//! are added up before they are widened. Weights that fill the byte are taken as magnitude and sign, and the
-//! sign moves to the activations.
+//! The four-byte dot product goes through 16-bit pair sums, which saturate. They stay exact, because one factor is at
+//! most 128 and the other at most 127 (2 * 128 * 127 < 2^15). Several products of narrow codes are added up before
+//! they are widened. Weights that fill the byte are taken as magnitude and sign, and the sign moves to the
+//! activations.
 
 #![cfg(target_arch = "x86_64")]
 

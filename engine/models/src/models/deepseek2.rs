@@ -76,9 +76,9 @@ fn temperature(hp: &Hparams<'_>) -> Result<Option<Temperature>, ModelError> {
 /// Sets the rotation's magnitude as these models want it and returns the factor on their scores.
 ///
 /// Let `m` be the log multiplier and `l(k) = 1 + 0.1 k ln(factor)`. A deepseek2 that has an `m` rotates without
-/// magnitude and multiplies its scores by `l(m)²`. Of others the rotation's magnitude is `l(1) / l(m)`, and scores are
-/// multiplied by the square of `l(1)`. A model without one rotates with the magnitude `l(1)`,
-/// which then also counts for the part that is not rotated.
+/// magnitude and multiplies its scores by `l(m)²`. In other models the rotation's magnitude is `l(1) / l(m)`, and
+/// scores are multiplied by the square of `l(1)`. A model without one rotates with the magnitude `l(1)`, which then
+/// also counts for the part that is not rotated.
 fn yarn_scales(hp: &Hparams<'_>, rope: &mut RopeSpec) -> Result<f32, ModelError> {
     let multiplier =
         hp.f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0) / LOG_MULTIPLIER_UNIT;

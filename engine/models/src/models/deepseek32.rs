@@ -117,7 +117,7 @@ impl Sizes {
     }
 }
 
-/// Which layers have an index.
+/// For each layer, whether it has an index.
 fn layers_with_index(hp: &Hparams<'_>) -> Result<Vec<bool>, ModelError> {
     const KEY: &str = "attention.indexer.types";
     let has_index = match hp.per_run_layer(KEY)? {

@@ -76,14 +76,14 @@ fn latent_attention(
     Ok(MlaSpec { chosen, ..attention })
 }
 
-/// Which layers choose pools, and how.
+/// The layers that choose pools, and how.
 struct Indexes {
     of: Sizes,
     sizes: PoolSizes,
     has: Vec<bool>,
     /// Whether layers attend to the pools of others.
     shared: bool,
-    /// Which of the tensors beside the stream has pools: the one behind the other streams.
+    /// Number of the tensor beside the stream that has the pools: the one behind the other streams.
     place: usize,
     eps: f32,
 }

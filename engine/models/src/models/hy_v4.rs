@@ -56,11 +56,11 @@ fn moe(hp: &Hparams<'_>, il: usize, limits: &SwiGluLimits) -> Result<BlockKind, 
     Ok(BlockKind::Moe(MoeSpec { activation: limits.of(il), ..experts }))
 }
 
-/// Which layers choose positions, and how.
+/// The layers that choose positions, and how.
 struct Indexes {
     sizes: Sizes,
     has: Vec<bool>,
-    /// Which of the tensors beside the stream has positions: the one behind the other streams.
+    /// Number of the tensor beside the stream that has the positions: the one behind the other streams.
     place: usize,
     eps: f32,
 }

@@ -110,7 +110,8 @@ pub(super) fn delta_net(
     Ok(DeltaNetSpec { shape, conv_taps, eps, gate: OutputGate::Silu })
 }
 
-/// Which layers are recurrent: listed, or all but every `full_attention_interval`-th, by default every `interval`-th.
+/// For each layer, whether it is recurrent: listed, or all but every `full_attention_interval`-th, by default every
+/// `interval`-th.
 pub(super) fn recurrent_layers(hp: &Hparams<'_>, interval: u32) -> Result<Vec<bool>, ModelError> {
     if let Some(listed) = hp.per_layer("attention.recurrent_layers")? {
         return Ok(listed.into_iter().map(|layer| layer != 0).collect());

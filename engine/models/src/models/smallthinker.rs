@@ -1,8 +1,9 @@
 //! `smallthinker`: the router reads what comes into the layer, before attention and without a norm; the experts' gates are
 //! ReLU. (arXiv 2507.20984.)
 //!
-//! A model either has windows, and then every fourth layer, from the first on, does not rotate; or it has none, and all
-//! layers rotate. (llama.cpp rotates all layers of a model with windows and exactly four layers too; none is published.)
+//! In a model with windows, every fourth layer, from the first on, does not rotate. In a model without windows all
+//! layers rotate. (llama.cpp rotates all layers of a model with windows and exactly four layers too; none is
+//! published.)
 
 use brigade_spec::{
     Activation, AttentionSpec, BlockKind, ModelError, ModelSpec, MoeSpec, Rotation,

@@ -74,7 +74,7 @@ impl Hparams<'_> {
     /// The layers with windows of a model whose file must list them.
     ///
     /// # Errors
-    /// It does not, or the list has not one flag for each layer.
+    /// The file does not list them, or the list has not one flag for each layer.
     pub fn listed_windows(&self) -> Result<Vec<bool>, ModelError> {
         const KEY: &str = "attention.sliding_window_pattern";
         match self.flags(KEY)? {

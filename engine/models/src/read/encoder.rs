@@ -77,7 +77,7 @@ pub(crate) fn without_last_norm(mut spec: ModelSpec) -> ModelSpec {
     spec
 }
 
-/// Which layers of a period see all of the text.
+/// The layers of a period that see all of the text.
 pub(crate) enum Full {
     First,
     Last,

@@ -137,7 +137,7 @@ impl<'m> Hparams<'m> {
     /// A list of at least `n` u64 that must be there.
     ///
     /// # Errors
-    /// It is missing, has another type or is shorter.
+    /// The list is missing, has another type or is shorter.
     pub fn need_u64s(&self, key: &str, n: usize) -> Result<Vec<u64>, ModelError> {
         let list = self.model.meta().u64s(&self.key(key))?;
         match list.len() {

@@ -10,7 +10,7 @@ const MAX_PASSED_LAYERS: usize = 512;
 /// The passes that `num_loops` counts, each through all layers of the file.
 ///
 /// # Errors
-/// They are none, or more than a model can have.
+/// There are no passes, or more than a model can have.
 pub(crate) fn read_loop(hp: &Hparams<'_>) -> Result<(LoopSpec, usize), ModelError> {
     const KEY: &str = "num_loops";
     let loops = hp.u32(KEY)?.unwrap_or(1) as usize;

@@ -13,7 +13,7 @@ const KEY: &str = "rope.dimension_sections";
 /// Remedy for a file whose sections are wrong.
 const AGAIN: &str = "Convert the model again with a present llama.cpp, or take another file of it";
 
-/// Which pairs a section has.
+/// The pairs that a section has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SectionOrder {
     /// Pairs behind those of the previous section.
@@ -73,7 +73,7 @@ impl Sections {
     /// Refuses sections without pairs for time or height, of a model that may have none at all.
     ///
     /// # Errors
-    /// They have none.
+    /// The sections have none.
     pub(crate) fn with_axes(self, hp: &Hparams<'_>) -> Result<Self, ModelError> {
         if self.has_axes() {
             return Ok(self);

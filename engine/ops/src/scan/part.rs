@@ -18,10 +18,10 @@ pub struct ScanPart {
     pub n_rows: usize,
 }
 
-/// Positions after which a scan replaces subnormal values of its state by zero: `p` with
-/// `p % FLUSH_EVERY == FLUSH_EVERY - 1`. A state that decays to nothing would otherwise stay
-/// subnormal, which is slow to compute with; a mode of the processor that does the same everywhere
-/// is not to be had in Rust. Bound to absolute positions, so cuts of a prompt do not change it.
+/// Positions after which a scan replaces subnormal values of its state by zero: `p` with `p % FLUSH_EVERY ==
+/// FLUSH_EVERY - 1`. A state that decays to nothing would otherwise stay subnormal, which is slow to compute with.
+/// Rust has no mode of the processor that does the same everywhere. Bound to absolute positions, so cuts of a prompt
+/// do not change it.
 pub const FLUSH_EVERY: usize = 64;
 
 impl ScanPart {
@@ -34,8 +34,7 @@ impl ScanPart {
     /// Checks the parts against `n_rows` rows and `n_slots` states: rows in ascending order, each in one part at most, no
     /// slot twice, and none that another part reads. One walk, without memory of its own once the thread has warmed up.
     ///
-    /// # Panics
-    /// If they are not so. What is written from several threads at once rests on it.
+    /// # Panics If they are not so. Writes from several threads at once rely on it.
     #[inline]
     pub fn check(parts: &[Self], n_rows: usize, n_slots: usize, op: &str) {
         let rows = parts.iter().map(|part| (part.first_row, part.n_rows));

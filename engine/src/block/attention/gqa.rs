@@ -1,7 +1,8 @@
 //! Grouped-query softmax attention over a paged KV cache (GQA, arXiv 2305.13245).
 //!
-//! The steps are projections, norms where there are some, rotation, causal attention (which may have a
-//! window, or an index that chooses blocks of positions), a gate and a norm where there are some, and the output projection.
+//! The steps are projections, norms where there are some, rotation, causal attention, a gate and a norm where there
+//! are some, and the output projection. The attention may have a window, or an index that chooses blocks of
+//! positions.
 
 use super::block_index::{BlockIndex, IndexRows};
 use super::qkv::{QkNorms, load_gated, load_qkv};

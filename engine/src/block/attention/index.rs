@@ -15,7 +15,7 @@ pub(super) struct Index {
     spec: IndexSpec,
     /// Positions or pools that are chosen for a row.
     sizes: PoolSizes,
-    /// Which of the tensors beside the stream has them, if other blocks attend to them as well.
+    /// Number of the tensor beside the stream that has the chosen positions, if other blocks attend to them as well.
     place: usize,
     /// Elements of a query or key that are rotated.
     n_pe: usize,

@@ -129,7 +129,7 @@ impl Experts {
         sent: Option<Sent>,
         onto: Option<Rows>,
     ) -> Rows {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
         let Some(sent) = sent else {
             let place = Place { device, scratch, adapters, guests: None };
@@ -155,7 +155,7 @@ impl Experts {
         away: &Away<'_>,
         onto: Option<Rows>,
     ) -> Rows {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
         if let Some(pairs) = self.of_pairs_apart(cx, x, away) {
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
@@ -185,7 +185,7 @@ impl Experts {
     /// Outputs of the chosen experts for each pair, where some experts are computed with the stage's device and the
     /// others where they lie. `None` where all are computed where they lie.
     fn of_pairs_apart(&self, cx: &BlockCx<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.adapters);
+        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
         if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
             return None;
         }

@@ -157,7 +157,7 @@ impl Block for Moe {
         if let Some(branches) = &self.branches {
             return self.forward_branches(cx, branches, x);
         }
-        let probs = self.probs(cx, if self.spec.routes_early { cx.layer_input } else { x });
+        let probs = self.probs(cx, if self.spec.routes_early { cx.rows.layer_input } else { x });
         let routing = self.route(cx, &probs);
         let narrow = self.latent.as_ref().map(|latent| latent.narrow.forward(cx, x));
         let input = narrow.as_ref().unwrap_or(x);
@@ -254,7 +254,7 @@ impl Moe {
         let known: Vec<u32>;
         let by = match &self.by_token {
             Some(experts) => {
-                let tokens = cx.tokens[..probs.n_rows()].iter();
+                let tokens = cx.rows.tokens[..probs.n_rows()].iter();
                 known = tokens.flat_map(|token| experts.of(*token)).copied().collect();
                 ChooseBy::Known(&known)
             }

@@ -62,7 +62,7 @@ fn rope() -> RopeParams {
 }
 
 /// Heads of a projection, each normed and rotated.
-fn heads(tensors: &Tensors, [part, norm]: [&str; 2], x: &[f64], pos: usize) -> Vec<Vec<f64>> {
+fn heads(tensors: &Tensors, part: &str, norm: &str, x: &[f64], pos: usize) -> Vec<Vec<f64>> {
     let weight = tensors.get(&format!("blk.0.{norm}.weight"));
     let all = tensors.times(&format!("blk.0.{part}.weight"), 0, x);
     all.chunks_exact(weight.len()).map(|head| finished(head, weight, pos)).collect()
@@ -131,16 +131,16 @@ fn plain(tensors: &Tensors, spec: &AttentionSpec, x: &[f32]) -> Vec<f64> {
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (pos, x) in x.chunks_exact(N_EMBD).enumerate() {
         let x = wide(x);
-        let of = |parts| heads(tensors, parts, &x, pos);
-        keys.push(of(["attn_k", "attn_k_norm"]));
+        let of = |part, norm| heads(tensors, part, norm, &x, pos);
+        keys.push(of("attn_k", "attn_k_norm"));
         values.push(tensors.times("blk.0.attn_v.weight", 0, &x));
         index_keys.push(match scoring {
-            BlockScoring::BestPosition => of(["indexer.k_proj", "indexer.k_norm"]).remove(0),
+            BlockScoring::BestPosition => of("indexer.k_proj", "indexer.k_norm").remove(0),
             BlockScoring::Mean { .. } => tensors.times("blk.0.indexer.k_proj.weight", 0, &x),
         });
-        let index_q = of(["indexer.q_proj", "indexer.q_norm"]);
+        let index_q = of("indexer.q_proj", "indexer.q_norm");
         let mut attended = Vec::new();
-        for (h, q) in of(["attn_q", "attn_q_norm"]).iter().enumerate() {
+        for (h, q) in of("attn_q", "attn_q_norm").iter().enumerate() {
             let kv = h * spec.n_kv_head / spec.n_head;
             let seen = match scoring {
                 BlockScoring::BestPosition => {

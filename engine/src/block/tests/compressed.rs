@@ -101,7 +101,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// Entry `entry` of the positions whose inputs are `x`.
 fn entry(
     tensors: &Tensors,
-    (stem, width): (&str, usize),
+    stem: &str,
+    width: usize,
     spec: &EntriesSpec,
     x: &[Vec<f64>],
     entry: usize,
@@ -129,12 +130,13 @@ fn entry(
     turned(&normed(&made, Some(norm)), start, 1.0)
 }
 
-/// Which of the entries with these keys of the index the row at `pos` attends to.
+/// The entries with these keys of the index that the row at `pos` attends to.
 fn best(
     tensors: &Tensors,
     index: &EntryIndexSpec,
     keys: &[Vec<f64>],
-    [x, narrow]: [&[f64]; 2],
+    x: &[f64],
+    narrow: &[f64],
     pos: usize,
 ) -> Vec<usize> {
     let q = tensors.times("blk.0.indexer.attn_q_b.weight", 0, narrow);
@@ -166,16 +168,15 @@ fn plain(tensors: &Tensors, spec: &CompressedSpec, x: &[f32]) -> Vec<f64> {
         if let Some(of) = &spec.entries {
             if (pos + 1) % of.every == 0 {
                 let n = pos / of.every;
-                let keys = ("attn_compressor", spec.head_dim);
-                entries.push(entry(tensors, keys, of, &inputs, n));
+                entries.push(entry(tensors, "attn_compressor", spec.head_dim, of, &inputs, n));
                 if let Some(index) = of.index {
-                    let keys = ("indexer_compressor", index.head_dim);
-                    index_keys.push(entry(tensors, keys, of, &inputs, n));
+                    let (stem, width) = ("indexer_compressor", index.head_dim);
+                    index_keys.push(entry(tensors, stem, width, of, &inputs, n));
                 }
             }
             match &of.index {
                 Some(index) => {
-                    let best = best(tensors, index, &index_keys, [&x, &narrow], pos);
+                    let best = best(tensors, index, &index_keys, &x, &narrow, pos);
                     seen.extend(best.iter().map(|e| &entries[*e]));
                 }
                 None => seen.extend(&entries),
@@ -210,7 +211,7 @@ fn check(spec: &CompressedSpec) {
     let want: Vec<f64> = x.iter().flat_map(|x| plain(&tensors, spec, x)).collect();
     let kind = BlockKind::Compressed(spec.clone());
     let block = OfTwo { kind, tensors: &tensors, n_embd: N_EMBD, rope: Some(&rope) };
-    block.check(&x, (&want, 5e-5), &[1, 3, 7, 64, 130]);
+    block.check(&x, &want, 5e-5, &[1, 3, 7, 64, 130]);
 }
 
 #[test]

@@ -256,7 +256,7 @@ impl IndexPast {
         let narrow = tensors.times("blk.0.attn_q_a.weight", 0, x);
         let narrow = normed(&narrow, tensors.get("blk.0.attn_q_a_norm.weight"));
         let keys = pooled.as_ref().unwrap_or(&self.keys);
-        let pools = best(tensors, keys, [x, &narrow], turned, per_row);
+        let pools = best(tensors, keys, x, &narrow, turned, per_row);
         let of_pools = pools.into_iter().flat_map(|pool| pool * n..(pool + 1) * n);
         let n_seen = self.keys.len();
         of_pools.chain(n_seen / n * n..n_seen).collect()
@@ -296,7 +296,8 @@ fn pooled(tensors: &Tensors, keys: &[Vec<f64>], gates: &[Vec<f64>], n: usize) ->
 fn best(
     tensors: &Tensors,
     keys: &[Vec<f64>],
-    [x, narrow]: [&[f64]; 2],
+    x: &[f64],
+    narrow: &[f64],
     turned: &dyn Fn(&[f64]) -> Vec<f64>,
     per_row: usize,
 ) -> Vec<usize> {
@@ -323,7 +324,7 @@ fn check(spec: &MlaSpec, tensors: &Tensors, plain_tensors: &Tensors) {
     let want: Vec<f64> = x.iter().flat_map(|x| plain(plain_tensors, spec, x)).collect();
     let kind = BlockKind::Mla(spec.clone());
     let block = OfTwo { kind, tensors, n_embd: N_EMBD, rope: rope.as_ref() };
-    block.check(&x, (&want, 2e-5), &[1, 7, 64]);
+    block.check(&x, &want, 2e-5, &[1, 7, 64]);
 }
 
 #[test]

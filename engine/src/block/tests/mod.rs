@@ -14,7 +14,7 @@ mod switch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Block, BlockCx, RowAdapters, load_block};
+use super::{Block, BlockCx, Ropes, RowAdapters, RowInputs, load_block};
 use crate::batch::{PageId, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::device::{Device, Rows, Scratch};
 use crate::gguf::{Gguf, GgufWriter};
@@ -169,12 +169,13 @@ impl Bench {
             device: &self.device,
             parts,
             sequences: &self.sequences,
-            rope,
-            local_rope: None,
-            tokens: &self.tokens,
-            layer_input: &Rows::default(),
+            ropes: Ropes { model: rope, local: None },
+            rows: RowInputs {
+                tokens: &self.tokens,
+                adapters: &RowAdapters::default(),
+                layer_input: &Rows::default(),
+            },
             beside: &mut self.beside,
-            adapters: &RowAdapters::default(),
             scratch: &self.scratch,
         };
         let out = self.block.forward(&mut cx, &mut self.state, &rows);
@@ -198,7 +199,7 @@ impl OfTwo<'_> {
 
     /// Both sequences in one ubatch give what is `want`ed, within a bound. So do they, bit for bit, with every table of
     /// kernels and when they are cut in `steps`, each with rows of both sequences.
-    fn check(&self, x: &[Vec<f32>; 2], (want, bound): (&[f64], f64), steps: &[usize]) {
+    fn check(&self, x: &[Vec<f32>; 2], want: &[f64], bound: f64, steps: &[usize]) {
         let lengths = [0, 1].map(|s| x[s].len() / self.n_embd);
         let mut first: Option<Vec<f32>> = None;
         for kernels in available() {

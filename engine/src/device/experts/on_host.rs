@@ -107,8 +107,7 @@ impl Device {
 
     /// [`Device::pack`] for experts that shall not take this device's memory. Where it has no other it is the same.
     ///
-    /// # Errors
-    /// Those of [`PackedMatrix::pack`].
+    /// # Errors The errors of [`PackedMatrix::pack`].
     pub fn pack_beside(
         &self,
         ty: GgmlType,

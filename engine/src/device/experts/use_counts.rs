@@ -1,9 +1,9 @@
 //! The choice of experts in the host's memory that get a copy on the GPU: those that are used most of late. The code
 //! here knows neither memory nor devices.
 //!
-//! Each ubatch that uses an expert counts one for it, however many rows it has: with a copy, the host need not read its weights.
-//! Counts fade. An expert is let in when it was used more than once of late, and where there is no room, when it is used clearly
-//! more than the one that is used least: never for one token's sake.
+//! Each ubatch that uses an expert counts one for it, however many rows it has: with a copy, the host need not read
+//! its weights. Counts fade. An expert is let in when it was used more than once of late, and never for one token
+//! alone. Where there is no room, it must be used clearly more than the one that is used least.
 
 use std::collections::HashMap;
 

@@ -51,7 +51,7 @@ impl Device {
     }
 }
 
-/// Which experts work on which rows, brought to the host: waits for a device that chose them.
+/// Lists of the experts and their rows, brought to the host: waits for a device that chose them.
 ///
 /// # Panics
 /// If the device has no room for a copy. The stage ends with this as its reason.

@@ -161,8 +161,8 @@ impl Rows {
         self.cols
     }
 
-    /// The values, for the host. Those of a device are copied: that waits for all that it was told. If it fails in that they are
-    /// anything, which [`Device::finish`](super::Device::finish) tells.
+    /// The values, for the host. Values of a device are copied, which waits for all work that the device was given.
+    /// If it fails in that they are anything, which [`Device::finish`](super::Device::finish) tells.
     ///
     /// # Panics
     /// If a device has no room for a copy, with [`GaveUp`](super::GaveUp).
@@ -288,7 +288,7 @@ impl Rows {
         self.copy_values(rows);
     }
 
-    /// Takes the values of others of as many. Those of the host go by way of a table while the device is at work.
+    /// Takes the values of others of as many. Rows of the host go by way of a table while the device is at work.
     fn copy_values(&mut self, from: &Self) {
         let there = self.place_there().map(|(there, _)| there.clone());
         match there {

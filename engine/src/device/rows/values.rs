@@ -6,13 +6,13 @@ use crate::ops::{View, ViewMut};
 
 /// Values that an op reads.
 pub trait Values {
-    /// Them, wherever they lie.
+    /// The values, wherever they lie.
     fn view(&self) -> View<'_, f32>;
 }
 
 /// Values that an op writes.
 pub trait ValuesMut: Values {
-    /// Them, wherever they lie.
+    /// The values, wherever they lie.
     fn view_mut(&mut self) -> ViewMut<'_, f32>;
 }
 

@@ -4,7 +4,7 @@ use super::super::head::Head;
 use super::super::layers::{LoadedBlock, rope_table};
 use super::Tools;
 use crate::batch::SlotId;
-use crate::block::{BlockCx, Embedding, Linear, RowAdapters, project_all};
+use crate::block::{BlockCx, Embedding, Linear, Ropes, RowAdapters, RowInputs, project_all};
 use crate::device::{Device, Rows, Scratch};
 use crate::kernels::HeadColumns;
 use crate::residual::{BoundaryRows, HeadInput, Inputs, Met, Norm, On};
@@ -87,15 +87,12 @@ impl DraftBlock {
             let kept = weights.enter(on, &mut rows, &mut inputs);
             let mut cx = BlockCx {
                 device,
-                parts,
-                tokens,
-                sequences: seen,
-                rope: rope.as_ref(),
-                local_rope: local_rope.as_ref(),
-                layer_input: &layer_input,
-                beside: &mut rows.beside,
-                adapters,
                 scratch,
+                parts,
+                sequences: seen,
+                ropes: Ropes { model: rope.as_ref(), local: local_rope.as_ref() },
+                rows: RowInputs { tokens, adapters, layer_input: &layer_input },
+                beside: &mut rows.beside,
             };
             if at == upto {
                 weights.block.remember(&mut cx, &mut block.state, &inputs.rows);

@@ -64,8 +64,7 @@ impl Stage {
             tokens.extend_from_slice(&left.tokens[places.clone()]);
             picked.extend(places);
         }
-        let on = (tools.device, tools.scratch);
-        let rows = left.hidden.picked(on, picked.iter().copied());
+        let rows = left.hidden.picked(tools.device, tools.scratch, picked.iter().copied());
         let hidden = match drafts.reads {
             DraftInput::Normed => {
                 let mut hidden = tools.scratch.take(picked.len(), rows.hidden.cols());

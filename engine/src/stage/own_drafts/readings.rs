@@ -1,8 +1,9 @@
 //! Progress of the blocks of drafts in each sequence: the entries that they have made, and the positions whose hidden
 //! rows are kept.
 //!
-//! The entry at a position is made of the token there and of the hidden row before it. So the entry behind the last row of a
-//! sequence may be there already, where more of it was read before, or drafted: it is good as long as the same token comes.
+//! The entry at a position is made of the token there and of the hidden row before it. So the entry behind the last
+//! row of a sequence may be there already, where more of the sequence was read before, or drafted. The entry is good
+//! as long as the same token comes.
 //!
 //! A few rows wait until drafts are wanted, since they are read together then; those that are taken back before are never read.
 

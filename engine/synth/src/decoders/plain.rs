@@ -40,7 +40,7 @@ pub(super) fn window(shape: &Shape, plan: &mut ModelPlan) {
     plan.count("attention.sliding_window", (shape.context / 1024).clamp(16, 4096));
 }
 
-/// Which layers have a window, as a list: the last of every `period` has none.
+/// Lists the layers that have a window: the last of every `period` has none.
 pub(crate) fn listed_windows(shape: &Shape, plan: &mut ModelPlan, period: usize) -> Vec<bool> {
     window(shape, plan);
     let has: Vec<bool> = (1..=shape.n_layer).map(|il| !il.is_multiple_of(period)).collect();

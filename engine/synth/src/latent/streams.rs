@@ -52,9 +52,9 @@ pub(crate) fn hy_v4(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// glm5-next: streams that mix, delta attention and latent attention by turns. Of every two layers with latent attention the
-/// first has an index of pools, and the second attends to the same. At the end stands a block of multi-token prediction,
-/// which is not run.
+/// glm5-next: streams that mix, delta attention and latent attention by turns. The first of every two layers with
+/// latent attention has an index of pools, and the second attends to the same pools. At the end stands a block of
+/// multi-token prediction, which is not run.
 pub(crate) fn glm5_next(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     untied(shape)?;
     let experts = experts(shape)?;

@@ -1,4 +1,4 @@
-//! Synthetic RWKV-6 models, alone and in Qwen's frame: which metadata and tensors they have.
+//! Synthetic RWKV-6 models, alone and with Qwen's FFNs around them: which metadata and tensors they have.
 
 use super::rwkv7::{LERP, check};
 use crate::Shape;

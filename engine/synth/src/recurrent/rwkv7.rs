@@ -1,4 +1,4 @@
-//! Synthetic RWKV-7 models, alone and in Qwen's frame: which metadata and tensors they have.
+//! Synthetic RWKV-7 models, alone and with Qwen's FFNs around them: which metadata and tensors they have.
 
 use crate::Shape;
 use crate::file_type::Role;

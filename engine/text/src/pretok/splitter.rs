@@ -2,8 +2,8 @@
 //!
 //! Patterns do not see the text itself, but a stand-in for it, character for character:
 //!
-//! - A pattern with categories (`\p{..}`) sees ASCII as it is. Of every other character it sees one letter
-//!   that stands for its major category.
+//! - A pattern with categories (`\p{..}`) sees ASCII as it is. For every other character it sees one letter, which
+//!   stands for the character's major category.
 //! - A pattern without categories sees the characters, except that white space beyond ASCII is a vertical
 //!   tab.
 //!

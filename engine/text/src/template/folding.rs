@@ -14,7 +14,7 @@ const ITEM_BYTES: u64 = 32;
 /// Refuses a template whose constants would be larger than [`MAX_REPEATED_CONSTANTS`].
 ///
 /// # Errors
-/// It names the limit.
+/// The template's constants would be larger. The error names the limit.
 pub fn check(tree: &Stmt<'_>) -> Result<(), Error> {
     let mut sum = 0_u64;
     statement(tree, &mut sum);

@@ -176,7 +176,7 @@ impl Meter {
     /// Whether so many bytes may still be made.
     ///
     /// # Errors
-    /// They may not; the limit is named.
+    /// So many bytes may not be made. The error names the limit.
     pub fn allow(&mut self, bytes: u64) -> Result<(), Error> {
         while bytes > self.left {
             if !self.forget()? {
@@ -444,7 +444,7 @@ impl Meter {
     /// Walks through a value that is to be put at `depth` of another, into `list` if given.
     ///
     /// # Errors
-    /// It nests too deeply, has too many parts, contains `list`, or holds what may be in a variable only.
+    /// The value nests too deeply, has too many parts, contains `list`, or holds what may be in a variable only.
     pub fn walk(
         &mut self,
         value: &Value,
@@ -500,8 +500,8 @@ impl Meter {
         self.right_len = value.as_object().and_then(|_| value.len());
     }
 
-    /// Counts what an addition has made. Of two lists the shorter is walked through: what is in the longer
-    /// was walked when it was put together, so that no list has more parts than were walked.
+    /// Counts what an addition has made. The shorter of two lists is walked through. The parts of the longer were
+    /// walked when it was put together, so that no list has more parts than were walked.
     pub fn added(&mut self, value: Value) -> Result<Value, Error> {
         let value = self.made(value)?;
         let Some(right) = self.right_len.take() else { return Ok(value) };

@@ -51,25 +51,25 @@ pub fn run(options: &Options, warm: &mut Warm) -> Result<(), String> {
         println!("### {arch} {size} {quant}, at most {n_layer} layers\n");
         let mut stage = load(options, &model, false)?;
         let mut took = Vec::new();
-        for ubatch in UBATCHES {
-            pass(&mut stage, ubatch)?;
+        for (n_parts, n_rows) in UBATCHES {
+            pass(&mut stage, n_parts, n_rows)?;
             warm.up()?;
-            took.push(pass(&mut stage, ubatch)?);
+            took.push(pass(&mut stage, n_parts, n_rows)?);
         }
         drop(stage);
         let mut stage = load(options, &model, true)?;
-        for (ubatch, took) in UBATCHES.into_iter().zip(took) {
+        for ((n_parts, n_rows), took) in UBATCHES.into_iter().zip(took) {
             warm.up()?;
             stage.kernel_times();
-            pass(&mut stage, ubatch)?;
-            print(ubatch, took, &stage.kernel_times());
+            pass(&mut stage, n_parts, n_rows)?;
+            print(n_parts, n_rows, took, &stage.kernel_times());
         }
     }
     Ok(())
 }
 
 /// Prints a ubatch's time by the host's clock, and its longest kernels.
-fn print((n_parts, n_rows): (usize, usize), took: f64, times: &[KernelTime]) {
+fn print(n_parts: usize, n_rows: usize, took: f64, times: &[KernelTime]) {
     let of_device: f64 = times.iter().map(|time| time.took.as_secs_f64()).sum::<f64>() * 1e6;
     let n = (TIMES + 1) as f64;
     let runs: u32 = times.iter().map(|time| time.runs).sum();
@@ -116,7 +116,7 @@ fn load(options: &Options, model: &Arc<Gguf>, timed: bool) -> Result<Stage, Stri
 }
 
 /// Seconds of a ubatch: the median of some, behind one that compiles.
-fn pass(stage: &mut Stage, (n_parts, n_rows): (usize, usize)) -> Result<f64, String> {
+fn pass(stage: &mut Stage, n_parts: usize, n_rows: usize) -> Result<f64, String> {
     let greedy = SamplerSetup { params: SamplingParams::greedy(), ..SamplerSetup::default() };
     let pages = (POSITIONS / KV_PAGE) as u32;
     let open = |slot: SlotId| SeqOp::Open {

@@ -24,10 +24,10 @@ pub fn products(options: &Options, warm: &mut Warm) -> Result<(), String> {
         "| type | weights | rows | us | GB/s of weights | TOPS | kernel |\n|---|---|---|---|---|---|---|"
     );
     for ty in TYPES.into_iter().filter(|ty| options.wants(&format!("{ty:?}"))) {
-        for shape in SHAPES {
-            let shape = if options.small { (shape.0 / 64, shape.1 / 16) } else { shape };
+        for (rows, cols) in SHAPES {
+            let (rows, cols) = if options.small { (rows / 64, cols / 16) } else { (rows, cols) };
             let all = if options.small { 1 } else { COPIED };
-            one_matrix(&gpu, warm, (ty, shape), all)?;
+            one_matrix(&gpu, warm, ty, rows, cols, all)?;
         }
     }
     Ok(())
@@ -36,7 +36,9 @@ pub fn products(options: &Options, warm: &mut Warm) -> Result<(), String> {
 fn one_matrix(
     gpu: &Gpu,
     warm: &mut Warm,
-    (ty, (rows, cols)): (T, (usize, usize)),
+    ty: T,
+    rows: usize,
+    cols: usize,
     all: usize,
 ) -> Result<(), String> {
     let bytes = W::from(ty).packed_bytes(rows, cols);
@@ -80,7 +82,7 @@ pub fn attention(options: &Options, warm: &mut Warm) -> Result<(), String> {
     for ty in [KvType::F16, KvType::Q8_0, KvType::F32] {
         for (behind, n_rows) in BEHIND {
             let behind = if options.small { behind / 256 } else { behind };
-            one_attention(&gpu, warm, ty, (behind, n_rows))?;
+            one_attention(&gpu, warm, ty, behind, n_rows)?;
         }
     }
     Ok(())
@@ -90,7 +92,8 @@ fn one_attention(
     gpu: &Gpu,
     warm: &mut Warm,
     ty: KvType,
-    (behind, n_rows): (usize, usize),
+    behind: usize,
+    n_rows: usize,
 ) -> Result<(), String> {
     let (n_head, n_kv_head, dim) = HEADS;
     let layout = KvLayout {

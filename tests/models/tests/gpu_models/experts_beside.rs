@@ -224,8 +224,8 @@ fn step(line: &mut Line, tokens: &[u32]) -> (u64, u64) {
     last
 }
 
-/// Experts that lie with the host are counted. The host waits once for each of their layers, for rows and routing together, and
-/// once for what leaves the stage; steps of decode are recorded once; and a rehearsal finds all kernels.
+/// Experts that lie with the host are counted. The host waits once for each of their layers, for rows and routing
+/// together, and once for what leaves the stage. Steps of decode are recorded once. A rehearsal finds all kernels.
 fn experts_beside_are_counted_and_waited_for_once() {
     if let Err(reason) = gpus() {
         return println!("skipped: {reason}");

@@ -51,11 +51,7 @@ struct Turns {
 }
 
 impl Turns {
-    fn new(
-        path: &std::path::Path,
-        (kernels, host_experts): (&'static str, u32),
-        most: usize,
-    ) -> Self {
+    fn new(path: &std::path::Path, kernels: &'static str, host_experts: u32, most: usize) -> Self {
         let config = LineConfig { kernels: Some(kernels), host_experts, ..LineConfig::default() };
         let line = Line::open(path, &config);
         Self { line, begun: VecDeque::new(), most, next_id: 0, found: Found::new() }
@@ -141,8 +137,8 @@ fn ubatches_that_are_begun_while_others_compute_have_the_same_bits() {
     let beside = BESIDE.map(|name| (name, u32::MAX));
     for (name, host_experts) in MODELS.map(|name| (name, 0)).into_iter().chain(beside) {
         let path = golden.model(&golden.manifest.models[name]);
-        let mut on_gpu = Turns::new(&path, ("vulkan:0", host_experts), IN_WORK);
-        let mut one_by_one = Turns::new(&path, ("unfused", 0), 1);
+        let mut on_gpu = Turns::new(&path, "vulkan:0", host_experts, IN_WORK);
+        let mut one_by_one = Turns::new(&path, "unfused", 0, 1);
         on_gpu.prompts(tokens);
         one_by_one.prompts(tokens);
         assert!(on_gpu.found == one_by_one.found, "{name}: other bits in prompts");

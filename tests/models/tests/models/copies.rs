@@ -1,7 +1,7 @@
 //! Copies and snapshots of sequences on real stages, with KV pages, recurrent states, or both.
 //!
 //! - A copy goes on bit for bit as its source would.
-//! - What a stage refuses leaves every sequence as it was.
+//! - A refused ubatch leaves every sequence as it was.
 //! - A snapshot depends on the sequence alone.
 
 use brigade_engine::batch::{PageId, SeqOp, SeqPart, SlotId, UBatch, Want};

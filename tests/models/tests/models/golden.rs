@@ -5,8 +5,8 @@
 //! - Quantised models are within 3e-2, and the most probable token is equal at 90 % of the positions at
 //!   least. llama.cpp rounds activations to 8 bits in larger blocks than brigade does. It differs from itself
 //!   by 1.3e-2 when its ubatch size changes.
-//! - Logits are the same bits for every number of stages, and at every cut between layers of two kinds. Those
-//!   of recurrent models are also the same in ubatches of 1 and of 512.
+//! - Logits are the same bits for every number of stages, and at every cut between layers of two kinds. Logits of
+//!   recurrent models are also the same in ubatches of 1 and of 512.
 //!
 //! The models run on the op table that serves here, or on the one that `BRIGADE_TEST_KERNELS` names
 //! (`avx512`, `avx2`, `neon`, `reference`).

@@ -5,7 +5,7 @@
 //! only llama.cpp's answers are in `tests/data/types`. They are mixes, as the file types are: IQ1_S has
 //! tensors of IQ1_S, IQ2_XXS, Q2_K and Q5_K.
 //!
-//! To make the answers again, run these for each type. Those named `QUANT-moe` are of size `tiny-moe`.
+//! To make the answers again, run these for each type. Models named `QUANT-moe` are of size `tiny-moe`.
 //!
 //! ```text
 //! brigade synth --arch llama --size tiny --quant NAME --out tests/data/types/NAME.gguf

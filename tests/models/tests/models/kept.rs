@@ -69,12 +69,13 @@ fn model_of(arch: &str, shape: Shape, name: &str) -> (Arc<Gguf>, PathBuf) {
 }
 
 fn load(source: &Arc<Watched>, layers: Range<usize>, kept: &mut KeptWeights) -> Option<Stage> {
-    load_with(source, (layers, ONE_SEQUENCE), kept)
+    load_with(source, layers, ONE_SEQUENCE, kept)
 }
 
 fn load_with(
     source: &Arc<Watched>,
-    (layers, config): (Range<usize>, StageConfig),
+    layers: Range<usize>,
+    config: StageConfig,
     kept: &mut KeptWeights,
 ) -> Option<Stage> {
     let device = Device::cpu(select(None).unwrap(), 1, None).unwrap();
@@ -296,15 +297,12 @@ fn a_block_of_drafts_stays_with_the_last_layers() {
     let mut kept = KeptWeights::default();
     for layers in [0..6, 2..6, 4..6, 0..6, 0..3, 1..6, 1..4, 2..6] {
         let source = Watched::new(&model);
-        let mut stage = load_with(&source, (layers.clone(), DRAFTING), &mut kept).unwrap();
+        let mut stage = load_with(&source, layers.clone(), DRAFTING, &mut kept).unwrap();
         let of_blocks = if layers.end == 6 { layers.start..7 } else { layers.clone() };
         let new: BTreeSet<_> = of_blocks.clone().filter(|l| !before.contains(l)).collect();
         assert_eq!(source.layers_read().0, new, "{before:?} to {layers:?}");
-        let fresh = load_with(
-            &Watched::new(&model),
-            (layers.clone(), DRAFTING),
-            &mut KeptWeights::default(),
-        );
+        let fresh =
+            load_with(&Watched::new(&model), layers.clone(), DRAFTING, &mut KeptWeights::default());
         let mut fresh = fresh.unwrap();
         assert_eq!(stage.facts(), fresh.facts(), "{layers:?}");
         if layers.end == 6 {
@@ -317,7 +315,7 @@ fn a_block_of_drafts_stays_with_the_last_layers() {
     assert!(kept.tensors().any(|tensor| tensor == "blk.6.nextn.eh_proj.weight"));
     kept.retain(&|tensor| tensor != "blk.6.attn_norm.weight");
     let source = Watched::new(&model);
-    let stage = load_with(&source, (2..6, DRAFTING), &mut kept).unwrap();
+    let stage = load_with(&source, 2..6, DRAFTING, &mut kept).unwrap();
     assert_eq!(source.layers_read().0, BTreeSet::from([6]));
     let mut kept = stage.into_kept();
     let stage = load(&Watched::new(&model), 2..6, &mut kept).unwrap();
@@ -340,13 +338,13 @@ fn a_block_of_drafts_is_loaded_ahead() {
         );
         assert_eq!(source.layers_read().0.contains(&6), before.end < 6, "{before:?}");
         let new = || KeptWeights::default();
-        let stage = load_with(&Watched::new(&model), (before.clone(), DRAFTING), &mut new());
+        let stage = load_with(&Watched::new(&model), before.clone(), DRAFTING, &mut new());
         let mut kept = stage.unwrap().into_kept();
         kept.absorb(ahead.unwrap());
         let source = Watched::new(&model);
-        let mut next = load_with(&source, (layers.clone(), DRAFTING), &mut kept).unwrap();
+        let mut next = load_with(&source, layers.clone(), DRAFTING, &mut kept).unwrap();
         assert_eq!(source.layers_read(), (BTreeSet::new(), false), "{before:?} to {layers:?}");
-        let fresh = load_with(&Watched::new(&model), (layers.clone(), DRAFTING), &mut new());
+        let fresh = load_with(&Watched::new(&model), layers.clone(), DRAFTING, &mut new());
         assert_eq!(drafted(&mut next), drafted(&mut fresh.unwrap()), "{before:?} to {layers:?}");
     }
     std::fs::remove_file(path).unwrap();

@@ -178,7 +178,8 @@ impl States {
 
 /// A window of the sequence in slot 0, which reads its first `known` tokens again.
 fn window(
-    (pos, tokens): (u32, Vec<u32>),
+    pos: u32,
+    tokens: Vec<u32>,
     known: usize,
     planes: Option<Planes>,
     drafts: u32,
@@ -192,9 +193,11 @@ fn window(
 /// How many were right, and how many there were.
 fn generated(
     line: &mut Line,
-    (prompt, n): (&[u32], usize),
+    prompt: &[u32],
+    n: usize,
     temperature: f32,
-    (drafts, truth): (u32, &[u32]),
+    drafts: u32,
+    truth: &[u32],
 ) -> (Vec<u32>, [usize; 2]) {
     let slot = SlotId(0);
     let mut states = States::of(line);
@@ -235,7 +238,7 @@ fn generated(
         sent = known.iter().copied().chain(new).collect();
         let part = match drafts {
             0 => SeqPart { ahead: None, ..part(0, at, &sent, Want::Sample, 0) },
-            _ => window((at, sent.clone()), known.len(), states.next(), drafts),
+            _ => window(at, sent.clone(), known.len(), states.next(), drafts),
         };
         rows = line.run(back.into_iter().collect(), vec![part]);
     }
@@ -251,11 +254,10 @@ fn drafts_change_no_token() {
         let open = |config| Line::open(&path, &config);
         for temperature in [0.0, 0.8] {
             let plain = &mut open(LineConfig::default());
-            let (truth, _) = generated(plain, (prompt, 93), temperature, (0, &[]));
+            let (truth, _) = generated(plain, prompt, 93, temperature, 0, &[]);
             for cuts in [vec![], vec![2], vec![1, 3]] {
                 let mut line = open(LineConfig { cuts, ..drafting() });
-                let wanted = (3, &truth[..]);
-                let (text, [right, all]) = generated(&mut line, (prompt, 90), temperature, wanted);
+                let (text, [right, all]) = generated(&mut line, prompt, 90, temperature, 3, &truth);
                 assert_eq!(text, truth[..90], "{name} at {temperature}");
                 assert!(
                     (10..all - 10).contains(&right),
@@ -274,7 +276,7 @@ type Entries = Option<(Range<u32>, Vec<Vec<u8>>)>;
 fn of_nothing_else(path: &Path, tokens: &[u32]) -> (SampledToken, Entries) {
     let mut line = Line::open(path, &drafting());
     let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
-    let (token, _) = go_on(&mut line, open, 0, (0, tokens));
+    let (token, _) = go_on(&mut line, open, 0, 0, tokens);
     (token, line.stages()[0].own_draft_entries(SlotId(0)))
 }
 
@@ -298,7 +300,7 @@ fn entries_are_those_of_a_sequence_without_drafts_or_grafts() {
             line.run(open, vec![prompt]);
             // A copy of the whole.
             let is_same = |line: &mut Line, ops, slot: u32, what: &str| {
-                let (token, _) = go_on(line, ops, slot, (len as u32, rest));
+                let (token, _) = go_on(line, ops, slot, len as u32, rest);
                 let entries = line.stages()[0].own_draft_entries(SlotId(slot));
                 assert!(entries == whole, "{name} at {len}, {what}");
                 assert_eq!((token.id, &token.drafted), (wanted.id, &wanted.drafted), "{name}");
@@ -316,7 +318,7 @@ fn entries_are_those_of_a_sequence_without_drafts_or_grafts() {
             is_same(&mut line, copy(n_full), 1, "graft");
             line.run(vec![SeqOp::Close { slot: SlotId(1) }], Vec::new());
             // Windows with wrong drafts; of a longer sequence a part can be copied.
-            let wrong = window((len as u32, vec![tokens[len], 7, 9, 8]), 0, states.next(), 3);
+            let wrong = window(len as u32, vec![tokens[len], 7, 9, 8], 0, states.next(), 3);
             line.run(Vec::new(), vec![wrong]);
             if states.0.is_none() {
                 is_same(&mut line, copy(0), 1, "graft of a part");
@@ -332,7 +334,8 @@ fn go_on(
     line: &mut Line,
     ops: Vec<SeqOp>,
     slot: u32,
-    (pos, tokens): (u32, &[u32]),
+    pos: u32,
+    tokens: &[u32],
 ) -> (SampledToken, Vec<DraftRow>) {
     line.stages().last_mut().unwrap().watch_own_drafts(true);
     let row = line.run(ops, vec![part(slot, pos, tokens, Want::Sample, 4)]).pop().unwrap();
@@ -351,7 +354,7 @@ fn copies_at_every_length_draft_as_if_there_were_none() {
     each(&["mimo2", "step35-2", "glm4moe", "deepseek2"], |name| {
         let mut line = Line::open(&model(name), &drafting());
         let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
-        let (_, all) = go_on(&mut line, open, 0, (0, &tokens));
+        let (_, all) = go_on(&mut line, open, 0, 0, &tokens);
         for len in [1, 62, 63, 64, 65, 66, 127, 128, 129, 150, 199, 200] {
             for shares in [false, true] {
                 let own = |page: u32| {
@@ -369,12 +372,12 @@ fn copies_at_every_length_draft_as_if_there_were_none() {
                     // A row is read again, and others follow than in the source.
                     _ => [tokens[len as usize], 9, 8, 7].to_vec(),
                 };
-                let (token, rows) = go_on(&mut line, vec![copy, draft(1)], 1, (len, &rest));
+                let (token, rows) = go_on(&mut line, vec![copy, draft(1)], 1, len, &rest);
                 let (mut whole, mut fresh) =
                     (tokens[..len as usize].to_vec(), Line::open(&model(name), &drafting()));
                 whole.extend(&rest);
                 let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
-                let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, (0, &whole));
+                let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, 0, &whole);
                 // The entry that was copied with the source's gives no logits again.
                 let first = if len > 134 { len } else { len + 1 };
                 assert!(
@@ -392,7 +395,7 @@ fn copies_at_every_length_draft_as_if_there_were_none() {
         }
         // The source was not changed by any of them.
         let ops = vec![SeqOp::Truncate { slot: SlotId(0), len: 190, planes: None }];
-        let (_, again) = go_on(&mut line, ops, 0, (190, &tokens[190..]));
+        let (_, again) = go_on(&mut line, ops, 0, 190, &tokens[190..]);
         assert!(of_rows(&again, 190) == of_rows(&all, 190), "{name}");
     });
 }
@@ -413,11 +416,11 @@ fn what_waits_is_copied_and_drafted_from_as_if_it_had_been_read() {
     each(&["mimo2", "step35-2", "glm4moe", "deepseek2"], |name| {
         let mut line = with_waiting(name, &tokens);
         let same = |line: &mut Line, ops: Vec<SeqOp>, slot: u32, len: usize| {
-            let (token, rows) = go_on(line, ops, slot, (len as u32, &rest));
+            let (token, rows) = go_on(line, ops, slot, len as u32, &rest);
             let mut fresh = Line::open(&model(name), &drafting());
             let open = vec![Line::open_slot(0, Some(setup(0.0))), draft(0)];
             let whole = [&tokens[..len], &rest].concat();
-            let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, (0, &whole));
+            let (wanted, wanted_rows) = go_on(&mut fresh, open, 0, 0, &whole);
             assert_eq!((token.id, &token.drafted), (wanted.id, &wanted.drafted), "{name} at {len}");
             assert!(of_rows(&rows, 180) == of_rows(&wanted_rows, 180), "{name} at {len}");
             assert_eq!(token.drafted.is_empty(), rows.is_empty(), "{name} at {len}");
@@ -441,17 +444,17 @@ fn a_sequence_that_was_not_read_begins_anew_at_a_page() {
     let mut line = Line::open(&model("glm4moe"), &drafting());
     let open = vec![Line::open_slot(0, Some(setup(0.0)))];
     line.run(open, vec![part(0, 0, &tokens[..70], Want::Sample, 4)]);
-    let (token, rows) = go_on(&mut line, vec![draft(0)], 0, (70, &tokens[70..100]));
+    let (token, rows) = go_on(&mut line, vec![draft(0)], 0, 70, &tokens[70..100]);
     assert!(token.drafted.is_empty() && rows.is_empty());
-    let (token, rows) = go_on(&mut line, Vec::new(), 0, (100, &tokens[100..140]));
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, 100, &tokens[100..140]);
     assert_eq!((token.drafted.len(), rows[0].pos), (4, 128));
     // A state that was put back is as one that was not read.
     let stage = &mut line.stages()[0];
     let state = stage.snapshot(SlotId(0)).unwrap();
     stage.restore(SlotId(0), &state).unwrap();
-    let (token, _) = go_on(&mut line, Vec::new(), 0, (140, &tokens[140..150]));
+    let (token, _) = go_on(&mut line, Vec::new(), 0, 140, &tokens[140..150]);
     assert!(token.drafted.is_empty());
-    let (token, rows) = go_on(&mut line, Vec::new(), 0, (150, &tokens[150..]));
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, 150, &tokens[150..]);
     assert_eq!((token.drafted.len(), rows[0].pos), (4, 192));
 }
 
@@ -463,12 +466,12 @@ fn what_a_ring_has_lost_begins_anew() {
     open.ahead.iter_mut().for_each(|ahead| ahead.planes = states.here());
     line.run(vec![Line::open_slot(0, Some(setup(0.0))), draft(0)], vec![open]);
     // More rows than any window has are taken back: keys that rows see may be gone.
-    let long = window((70, tokens[70..200].to_vec()), 0, states.next(), 3);
+    let long = window(70, tokens[70..200].to_vec(), 0, states.next(), 3);
     line.run(Vec::new(), vec![long]);
     let back = SeqOp::Truncate { slot: SlotId(0), len: 70, planes: states.here() };
-    let (token, rows) = go_on(&mut line, vec![back], 0, (70, &tokens[70..110]));
+    let (token, rows) = go_on(&mut line, vec![back], 0, 70, &tokens[70..110]);
     assert!(token.drafted.is_empty() && rows.is_empty());
-    let (token, rows) = go_on(&mut line, Vec::new(), 0, (110, &tokens[110..200]));
+    let (token, rows) = go_on(&mut line, Vec::new(), 0, 110, &tokens[110..200]);
     assert_eq!((token.drafted.len(), rows[0].pos), (4, 128));
 }
 

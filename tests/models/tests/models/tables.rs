@@ -38,8 +38,8 @@ fn golden_models_are_the_same_bits_on_every_table_and_mixed() {
     }
 }
 
-/// One machine has the tables of one processor only. That another kind of machine computes the same bits
-/// shows in hashes that both must have.
+/// One machine has the tables of one processor only. Hashes that all kinds of machines must have show that another
+/// kind computes the same bits.
 fn golden_models_are_the_bits_of_other_machines() {
     let golden = Golden::repository();
     let path = golden.folder.join("bits.json");

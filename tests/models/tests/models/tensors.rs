@@ -1,5 +1,5 @@
-//! The tensors of a model are checked when its file is opened, by its header alone. Those of every architecture pass. A
-//! tensor that is missing, misshapen or unknown is named.
+//! The tensors of a model are checked when its file is opened, by its header alone. The files of every architecture
+//! pass. A tensor that is missing, misshapen or unknown is named.
 
 use std::path::{Path, PathBuf};
 

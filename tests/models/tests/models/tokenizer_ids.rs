@@ -23,7 +23,7 @@ struct PreTokenizers {
     merges: Vec<String>,
     raw_letters: Vec<String>,
     raw_merges: Vec<String>,
-    /// Which of `hashes` is a name's.
+    /// For each name, the number of its hash in `hashes`.
     names: BTreeMap<String, usize>,
     /// A hash for each text.
     hashes: Vec<Vec<String>>,

@@ -7,8 +7,14 @@ use super::super::filter::WIDTH;
 use super::{OWNER, STREAM};
 use crate::{Drafter, Source, StreamId, Suffix};
 
-/// The searched texts, newest first, each with the start of its places. A place is a text's number here and the
-/// position of the token behind it.
+/// Where a match in a text ends: the text's number in [`Texts`], and the position of the token behind the match.
+#[derive(Clone, Copy)]
+struct Place {
+    text: usize,
+    next: usize,
+}
+
+/// The searched texts, newest first, each with the start of its places.
 struct Texts<'a> {
     texts: Vec<(&'a [u32], usize)>,
     /// Whether the text is the stream's own, and so continues in the draft.
@@ -16,14 +22,15 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    fn behind(&self, beyond: &[u32], (text, next): (usize, usize)) -> Option<u32> {
+    fn behind(&self, beyond: &[u32], place: Place) -> Option<u32> {
+        let Place { text, next } = place;
         let (tokens, _) = self.texts[text];
         let beyond = if self.is_own { beyond.get(next.wrapping_sub(tokens.len())) } else { None };
         tokens.get(next).or(beyond).copied()
     }
 
     /// The longest match of the end of `said`, and its places, the newest first.
-    fn longest(&self, said: &[u32]) -> (usize, Vec<(usize, usize)>) {
+    fn longest(&self, said: &[u32]) -> (usize, Vec<Place>) {
         let mut best = (if self.is_own { 1 } else { WIDTH }, Vec::new());
         for (number, (text, from)) in self.texts.iter().enumerate() {
             for next in (*from..text.len()).rev() {
@@ -33,7 +40,7 @@ impl Texts<'_> {
                     best = (matched, Vec::new());
                 }
                 if matched == best.0 {
-                    best.1.push((number, next));
+                    best.1.push(Place { text: number, next });
                 }
             }
         }
@@ -47,7 +54,7 @@ impl Texts<'_> {
         let mut path = ahead.to_vec();
         for token in ahead {
             places.retain(|place| self.behind(ahead, *place) == Some(*token));
-            places.iter_mut().for_each(|(_, next)| *next += 1);
+            places.iter_mut().for_each(|place| place.next += 1);
             places.retain(|place| self.behind(ahead, *place).is_some());
             matched += 1;
         }
@@ -61,7 +68,7 @@ impl Texts<'_> {
             let token = next.iter().rev().max_by_key(|token| count(token)).copied().flatten();
             path.extend(token);
             places.retain(|place| self.behind(&path, *place) == token);
-            places.iter_mut().for_each(|(_, next)| *next += 1);
+            places.iter_mut().for_each(|place| place.next += 1);
             places.retain(|place| self.behind(&path, *place).is_some());
         }
         (matched, path.split_off(ahead.len()))
@@ -118,7 +125,7 @@ fn check(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After each token, with and without tokens in flight that may be anything.
+    /// Compares drafts after each token, with and without tokens in flight that may be anything.
     #[test]
     fn drafts_are_what_the_definition_says(
         answers in prop::collection::vec(text(4..16), 0..4),

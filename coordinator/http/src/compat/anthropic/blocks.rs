@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::request::caching::{CACHE_CONTROL, Marking, mark, put_mark};
 use crate::request::fields::report;
-use crate::request::unread;
+use crate::request::ignored_fields;
 
 /// Adds one message, which becomes several here: results of tools have messages of their own.
 pub fn add_message(
@@ -69,14 +69,16 @@ fn add_block(
         }
         Some("thinking") => {
             let thought = required(path, block, "thinking")?;
-            report(API, path, block, &["type", "thinking"], unread::BLOCK);
+            report(API, path, block, &["type", "thinking"], ignored_fields::BLOCK);
             if !part.calls.is_empty() || !part.text.is_empty() {
                 part.end(role, all);
             }
             part.thinking.push_str(thought);
         }
         // Only the server that encrypted it can read it.
-        Some("redacted_thinking") => report(API, path, block, &["type", "data"], unread::BLOCK),
+        Some("redacted_thinking") => {
+            report(API, path, block, &["type", "data"], ignored_fields::BLOCK)
+        }
         Some("tool_use") => {
             part.calls.push(call(path, block)?);
             part.is_marked |= marking.is_on(path, block)?;
@@ -103,7 +105,13 @@ fn add_block(
 fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
     let name = required(path, block, "name")?;
     let id = required(path, block, "id")?;
-    report(API, path, block, &["type", "name", "id", "input", CACHE_CONTROL], unread::BLOCK);
+    report(
+        API,
+        path,
+        block,
+        &["type", "name", "id", "input", CACHE_CONTROL],
+        ignored_fields::BLOCK,
+    );
     let input = match block.get("input") {
         None | Some(Value::Null) => json!({}),
         Some(input @ Value::Object(_)) => input.clone(),
@@ -120,7 +128,13 @@ fn call(path: &str, block: &Value) -> Result<Value, ApiError> {
 /// A tool's result, as a message of the chat.
 fn result(path: &str, block: &Value, marking: &mut Marking) -> Result<Value, ApiError> {
     let id = required(path, block, "tool_use_id")?;
-    report(API, path, block, &["type", "tool_use_id", "content", CACHE_CONTROL], unread::BLOCK);
+    report(
+        API,
+        path,
+        block,
+        &["type", "tool_use_id", "content", CACHE_CONTROL],
+        ignored_fields::BLOCK,
+    );
     let content = lines_of(&format!("{path}.content"), block.get("content"), marking)?;
     let mut message = content.message("tool");
     message.insert("tool_call_id".to_string(), json!(id));
@@ -171,7 +185,7 @@ pub fn text_block<'v>(path: &str, block: &'v Value) -> Result<&'v str, ApiError>
         let message = format!("{path} must be \"text\": this server takes text only here");
         return Err(ApiError::unsupported(path, message));
     }
-    report(API, path, block, &["type", "text", CACHE_CONTROL], unread::BLOCK);
+    report(API, path, block, &["type", "text", CACHE_CONTROL], ignored_fields::BLOCK);
     required(path, block, "text")
 }
 

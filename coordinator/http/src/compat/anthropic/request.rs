@@ -11,9 +11,9 @@ use crate::request::answer_format::checked_format;
 use crate::request::caching::{Marking, put_mark};
 use crate::request::chat_request::Names;
 use crate::request::fields::{Fields, Given, MAX_TEMPLATE_VALUES, left_out, list, read, tree};
+use crate::request::ignored_fields;
 use crate::request::params::settings_of;
 use crate::request::tools::MAX_TOOLS;
-use crate::request::unread;
 
 /// Begins a line that Claude Code puts at the head of its system prompt, and that changes every turn.
 const BILLING: &str = "x-anthropic-billing-header:";
@@ -81,7 +81,7 @@ pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names), ApiError> {
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    fields.end("/v1/messages", &[unread::COMMON, unread::MESSAGES]);
+    fields.end("/v1/messages", &[ignored_fields::COMMON, ignored_fields::MESSAGES]);
     Ok((chat, names))
 }
 
@@ -101,7 +101,7 @@ fn add_output(
             chat.insert("reasoning_effort".to_string(), json!(effort));
             names.push(("reasoning_effort".into(), "output_config.effort".into()));
         }
-        config.end("/v1/messages", &[unread::OUTPUT_CONFIG]);
+        config.end("/v1/messages", &[ignored_fields::OUTPUT_CONFIG]);
     }
     let Some((path, raw)) = formats.pop() else { return Ok(()) };
     if let Some((other, _)) = formats.pop() {
@@ -197,7 +197,7 @@ fn tool(
         }
     }
     let strict: Option<bool> = tool.take("strict")?;
-    tool.end("/v1/messages", &[unread::MESSAGES_TOOL]);
+    tool.end("/v1/messages", &[ignored_fields::MESSAGES_TOOL]);
     if let Some(function) = function.as_object_mut() {
         let description = description.trim_start().to_string();
         function

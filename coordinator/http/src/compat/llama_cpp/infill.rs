@@ -19,9 +19,9 @@ use crate::events::sse;
 use crate::fleet::Meant;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, MAX_TEMPLATE_VALUES, list};
+use crate::request::ignored_fields;
 use crate::request::model_name;
 use crate::request::params::Common;
-use crate::request::unread;
 
 /// Tokens drawn when a client names no number.
 const DEFAULT_INFILL_TOKENS: u32 = 128;
@@ -113,7 +113,10 @@ fn read_with(
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    fields.end("/infill", &[unread::COMMON, unread::GENERATING, unread::INFILL]);
+    fields.end(
+        "/infill",
+        &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::INFILL],
+    );
     Ok((tokens, common))
 }
 

@@ -17,8 +17,8 @@ use crate::events::sse::json_text;
 use crate::fleet::Meant;
 use crate::request::bodies::text_error;
 use crate::request::fields::Fields;
+use crate::request::ignored_fields;
 use crate::request::model_name::check_name;
-use crate::request::unread;
 
 /// Longest text to tokenise: its answer takes some seven bytes for each of it.
 pub const MAX_TOKENIZE_BYTES: usize = 4 << 20;
@@ -125,7 +125,7 @@ fn end(mut fields: Fields<'_>, text: &TextModel) -> Result<(), ApiError> {
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    fields.end("/tokenize", &[unread::COMMON, unread::TOKENS]);
+    fields.end("/tokenize", &[ignored_fields::COMMON, ignored_fields::TOKENS]);
     Ok(())
 }
 

@@ -129,7 +129,7 @@ pub(crate) async fn show(Meant(app): Meant, request: Request) -> Result<Json<Val
         let name: Option<String> = fields.take_any(&["model", "name"])?;
         fields.end(
             "/api/show",
-            &[crate::request::unread::COMMON, crate::request::unread::OLLAMA_SHOW],
+            &[crate::request::ignored_fields::COMMON, crate::request::ignored_fields::OLLAMA_SHOW],
         );
         crate::request::model_name::check_name(text, name.as_deref())
     });

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::request::chat_request::Names;
 use crate::request::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, read, tree};
+use crate::request::ignored_fields;
 use crate::request::params::settings_of;
-use crate::request::unread;
 
 /// Options that have the same name and meaning here, beside settings of sampling.
 const SAME: &[&str] = &["seed", "stop"];
@@ -90,7 +90,7 @@ fn end(mut fields: Fields<'_>) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(*name, format!("{name} is not supported: {why}")));
         }
     }
-    fields.end("/api", &[unread::COMMON, unread::OLLAMA]);
+    fields.end("/api", &[ignored_fields::COMMON, ignored_fields::OLLAMA]);
     Ok(())
 }
 
@@ -207,7 +207,7 @@ fn options(
         let message = "options.tfs_z: this sampler is not implemented here; use 1";
         return Err(ApiError::unsupported("options.tfs_z", message));
     }
-    options.end("/api", &[unread::OLLAMA_OPTIONS]);
+    options.end("/api", &[ignored_fields::OLLAMA_OPTIONS]);
     Ok(())
 }
 

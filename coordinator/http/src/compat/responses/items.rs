@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::names::{API, in_space};
 use crate::error::ApiError;
 use crate::request::fields::report;
-use crate::request::unread;
+use crate::request::ignored_fields;
 
 /// Fields that identify an item or give its status. They have no text for the model.
 const LABELS: [&str; 5] = ["type", "id", "call_id", "status", "created_by"];
@@ -14,7 +14,7 @@ const LABELS: [&str; 5] = ["type", "id", "call_id", "status", "created_by"];
 /// The end of an item, of which `read` was read beside its labels.
 fn end(path: &str, item: &Value, read: &[&str]) {
     let all: Vec<&str> = read.iter().chain(&LABELS).copied().collect();
-    report(API, path, item, &all, unread::RESPONSE_ITEM);
+    report(API, path, item, &all, ignored_fields::RESPONSE_ITEM);
 }
 
 /// Adds items, which are called `name`, as messages.
@@ -136,7 +136,7 @@ fn reasoning(
                 let path = format!("{path}.type");
                 return Err(ApiError::field(&path, format!("{path} must be a string")));
             }
-            report(API, &path, part, &["type", "text"], unread::PART);
+            report(API, &path, part, &["type", "text"], ignored_fields::PART);
             if !turn.reasoning.is_empty() && i == 0 {
                 turn.reasoning.push_str("\n\n");
             }
@@ -337,11 +337,11 @@ pub fn content_text(path: &str, content: Option<&Value>) -> Result<String, ApiEr
         match part.get("type").and_then(Value::as_str) {
             Some("input_text" | "output_text" | "text" | "summary_text") => {
                 text.push_str(required(&path, part, "text")?);
-                report(API, &path, part, &["type", "text"], unread::PART);
+                report(API, &path, part, &["type", "text"], ignored_fields::PART);
             }
             Some("refusal") => {
                 text.push_str(required(&path, part, "refusal")?);
-                report(API, &path, part, &["type", "refusal"], unread::PART);
+                report(API, &path, part, &["type", "refusal"], ignored_fields::PART);
             }
             kind => {
                 let path = format!("{path}.type");

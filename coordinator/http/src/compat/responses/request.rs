@@ -13,9 +13,9 @@ use crate::request::chat_request::Names;
 use crate::request::fields::{
     Fields, Given, Kind, MAX_TEMPLATE_VALUES, left_out, list, read, tree,
 };
+use crate::request::ignored_fields;
 use crate::request::params::settings_of;
 use crate::request::tools::MAX_TOOLS;
-use crate::request::unread;
 
 /// Fields that mean the same there and here, by both names, beside settings of sampling.
 const SAME: &[(&str, &str)] = &[
@@ -105,7 +105,7 @@ pub fn translate(body: &[u8]) -> Result<(Map<String, Value>, Names, Echo), ApiEr
         return Err(ApiError::field("tool_choice", message));
     }
     nested.add(&mut left, &mut chat, &mut names)?;
-    fields.end(API, &[unread::COMMON, unread::RESPONSES]);
+    fields.end(API, &[ignored_fields::COMMON, ignored_fields::RESPONSES]);
     given.retain(|name, _| ECHOED.contains(&name.as_str()));
     Ok((chat, names, Echo { fields: given, called, is_empty }))
 }
@@ -144,7 +144,7 @@ impl<'a> Nested<'a> {
                 chat.insert("response_format".to_string(), checked_format(path, raw, left)?);
                 names.push(("response_format".into(), path.into()));
             }
-            text.end(API, &[unread::RESPONSE_TEXT]);
+            text.end(API, &[ignored_fields::RESPONSE_TEXT]);
         }
         if let Some(raw) = self.reasoning {
             let mut reasoning = Fields::nested("reasoning", raw)?;
@@ -152,7 +152,7 @@ impl<'a> Nested<'a> {
                 chat.insert("reasoning_effort".to_string(), json!(effort));
                 names.push(("reasoning_effort".into(), "reasoning.effort".into()));
             }
-            reasoning.end(API, &[unread::RESPONSE_REASONING]);
+            reasoning.end(API, &[ignored_fields::RESPONSE_REASONING]);
         }
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Functions {
             } else {
                 given.add(&mut tool, &kind, None, left, names)?;
             }
-            tool.end(API, &[unread::TOOL]);
+            tool.end(API, &[ignored_fields::TOOL]);
         }
         Ok(given)
     }
@@ -215,7 +215,7 @@ impl Functions {
             let mut tool = Fields::nested(&format!("{path}[{i}]"), raw)?;
             let kind: String = tool.require("type")?;
             self.add(&mut tool, &kind, Some((&name, about.take())), left, names)?;
-            tool.end(API, &[unread::TOOL]);
+            tool.end(API, &[ignored_fields::TOOL]);
         }
         Ok(())
     }

@@ -74,8 +74,7 @@ impl Trace {
 
     /// Writes all of it as one JSON object.
     ///
-    /// # Errors
-    /// Those of `out`.
+    /// # Errors The errors of `out`.
     pub fn write(&self, out: impl Write) -> io::Result<()> {
         chrome::write(self, out)
     }

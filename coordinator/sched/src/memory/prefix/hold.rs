@@ -9,7 +9,7 @@ pub(crate) struct Hold {
     pub reader: SeqNo,
     /// The position up to which it waits.
     pub until: u32,
-    /// Where it would have to begin by itself.
+    /// Position from which the request would have to begin by itself.
     pub begin: u32,
     pub since: Micros,
 }

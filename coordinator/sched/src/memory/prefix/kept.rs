@@ -31,7 +31,7 @@ impl Prompt<'_> {
 pub struct KeptInfo {
     /// The state's id.
     pub id: KeptId,
-    /// Where it is, on every stage.
+    /// Slot of the state, on every stage.
     pub slot: SlotId,
     /// The tokens of its positions.
     pub tokens: Vec<u32>,
@@ -53,9 +53,9 @@ pub(crate) struct Kept {
     pub place: Place,
     /// Whether the stages hold its state already.
     pub filled: bool,
-    /// It is being read or filled on the stages, so it must not be evicted.
+    /// Whether the state is being read or filled on the stages, so that it must not be evicted.
     pub pinned: bool,
-    /// Its numbers may be invalid: it is dropped when it is not pinned any more.
+    /// Whether the state's numbers may be invalid: it is dropped when it is not pinned any more.
     pub spoilt: bool,
     /// A request that waits would begin with it: it goes last.
     pub wanted: bool,
@@ -99,8 +99,8 @@ pub(crate) enum Source {
     Live(SeqNo, Half),
 }
 
-/// How long the end of a conversation goes last that waits for the result of a tool. Of those that come back through an API,
-/// four of five do so within this time.
+/// How long the end of a conversation goes last that waits for the result of a tool. Four of five conversations that
+/// go on through an API do so within this time.
 const LINGERS_US: Micros = 10_000_000;
 
 /// A way is left for good where a prompt has repeated one part in so many of it.
@@ -308,7 +308,8 @@ impl KeptPool {
         })
     }
 
-    /// Any prefix of a state, or of what a running sequence has read. Of equals the kept one that was used last.
+    /// Any prefix of a state, or of what a running sequence has read. Among equals it is the kept one that was used
+    /// last.
     fn best_of_any(
         &self,
         walk: &Walk,

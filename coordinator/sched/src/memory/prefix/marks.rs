@@ -19,7 +19,7 @@ use crate::memory::prefix::kept::Prompt;
 use crate::memory::prefix::place::{Mark, Place};
 use crate::sequence::Admitted;
 
-/// Rows that a mark must save beside another one. That before a prompt's last row is always made.
+/// Rows that a mark must save beside another one. The mark before a prompt's last row is always made.
 const LEAST_ROWS: u32 = 16;
 
 /// The first distance from the end, in rows, which one at a distance must save at least; and how many times as far the next
@@ -63,7 +63,8 @@ fn marks(
 }
 
 impl Line {
-    /// Where the state of a sequence is to be kept while its prompt is read, of which the first `begun` tokens are there.
+    /// The positions at which the state of a sequence is to be kept while its prompt is read. The first `begun`
+    /// tokens of the prompt are there.
     pub(super) fn marks(&self, prompt: Prompt<'_>, begun: u32, borders: &[u32]) -> VecDeque<Mark> {
         if !self.marks {
             return VecDeque::new();

@@ -8,8 +8,8 @@
 //! shared only among requests with the same adapters and the same owner. Otherwise the time to the first token, or
 //! the number of reused tokens, would tell a guesser what others have asked.
 //!
-//! - [`kept`] has the states and the tree. `value` says which state is evicted first.
-//! - `reuse` begins sequences and keeps those that end; `room` makes room for others.
+//! - [`kept`] has the states and the tree. `eviction_order` says which state is evicted first.
+//! - `reuse` begins sequences and keeps those that end; `evict` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
 //! - `begin` finds the states that queued requests would begin with: these are evicted last.
@@ -17,18 +17,18 @@
 
 mod begin;
 mod beginning;
+mod evict;
+mod eviction_order;
 mod hold;
 mod kept;
 mod marks;
 mod place;
 mod reuse;
-mod room;
 mod seen;
 mod shared;
 mod spoilt;
 mod tiers;
 mod tree;
-mod value;
 
 pub(crate) use beginning::Beginning;
 pub(crate) use hold::Hold;

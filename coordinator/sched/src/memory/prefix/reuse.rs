@@ -1,7 +1,7 @@
 //! Begins sequences with kept states, and keeps the states of sequences that end.
 //!
 //! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
-//! given up when others are needed ([`value`](crate::memory::prefix::value)); where any position can begin a sequence, the last pages of a
+//! given up when others are needed ([`eviction_order`](crate::memory::prefix::eviction_order)); where any position can begin a sequence, the last pages of a
 //! state go first, and what is before them stays.
 //!
 //! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of

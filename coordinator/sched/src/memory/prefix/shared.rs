@@ -75,8 +75,8 @@ impl Line {
         self.reuses(request) && leaves_states && request.companion.is_none()
     }
 
-    /// Up to where a running sequence reads what a prompt begins with, if that spares enough rows behind `begin`, where the
-    /// prompt would have to begin by itself.
+    /// The position up to which a running sequence reads what a prompt begins with, if that spares enough rows behind
+    /// `begin`, where the prompt would have to begin by itself.
     pub(super) fn read_by(
         &self,
         live: &Live,

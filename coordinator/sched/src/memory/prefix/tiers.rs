@@ -16,7 +16,7 @@ use crate::sequence::Admitted;
 pub struct KeptOf {
     /// The kept state.
     pub kept: KeptInfo,
-    /// Its namespace, the same in every process.
+    /// The prefix's namespace, the same in every process.
     pub space: Vec<u8>,
     /// The number of its owner.
     pub owner: u64,

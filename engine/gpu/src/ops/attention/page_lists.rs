@@ -1,6 +1,6 @@
-//! Attention to blocks of positions: what is read of a sequence is the pages that chosen blocks lie in, where they lie. In
-//! a page that holds other positions too, those have no weight. Which blocks these are is known to the device alone, so a
-//! kernel lists their pages.
+//! Attention to blocks of positions: what is read of a sequence is the pages that chosen blocks lie in, where they
+//! lie. In a page that holds other positions too, those have no weight. Only the device knows which blocks these are,
+//! so a kernel lists their pages.
 
 use brigade_ops::{AttendPart, ChosenBlocks};
 use brigade_shapes::{BlockSizes, KV_PAGE};

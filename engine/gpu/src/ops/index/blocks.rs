@@ -1,6 +1,6 @@
-//! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row. The
-//! head attends to the best of them and to the newest. A block's score is the greatest product of its positions that
-//! the row sees. Of blocks with the same score the lower ones are chosen.
+//! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row.
+//! The head attends to the best of them and to the newest. A block's score is the greatest product of its positions
+//! that the row sees. If blocks have the same score, the lower ones are chosen.
 
 use brigade_ops::AttendPart;
 use brigade_shapes::{BlockSizes, KV_PAGE, KvLayout, ValuePlace};

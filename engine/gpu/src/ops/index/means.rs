@@ -1,6 +1,6 @@
-//! The index of Qwen Sparse Attention: it scores whole blocks of positions by the mean of their keys. A row attends to the
-//! best of the blocks that it sees whole, and to all positions behind the last of them. Of blocks with the same score the
-//! lower ones are chosen.
+//! The index of Qwen Sparse Attention: it scores whole blocks of positions by the mean of their keys. A row attends
+//! to the best of the blocks that it sees whole, and to all positions behind the last of them. If blocks have the
+//! same score, the lower ones are chosen.
 //!
 //! Pages hold the key of each position as it was projected. Means are made of them when they are scored.
 

@@ -1,5 +1,5 @@
-//! The index of sparse attention (DeepSeek-V3.2, section 2.1): it scores all positions before a row cheaply, and the row
-//! attends to the best of them only. Of positions with the same score the earlier ones are chosen.
+//! The index of sparse attention (DeepSeek-V3.2, section 2.1): it scores all positions before a row cheaply, and the
+//! row attends to the best of them only. If positions have the same score, the earlier ones are chosen.
 //!
 //! In some models it scores pools of consecutive positions instead, which lie side by side from position 0. The last
 //! position of a pool has the pool's key in its page ([`Gpu::pool_keys`]). A row sees the pools that end at its own

@@ -148,8 +148,8 @@ impl ExpertWork {
         self.lists.span().part(0..4 * self.n_pairs)
     }
 
-    /// Pieces of the pairs, each of one expert: its id, the first pair, how many they are, u32. Those behind the last have no
-    /// pairs.
+    /// Pieces of the pairs, each of one expert: its id, the first pair, how many they are, u32. Pieces behind the
+    /// last have no pairs.
     pub fn pieces(&self) -> Span<'_> {
         self.lists.span().part(4 * self.n_pairs..self.lists.len())
     }

@@ -68,9 +68,9 @@ pub(crate) fn at_once(n: usize, lines: usize, stride: usize) -> usize {
 }
 
 impl Gpu {
-    /// Writes the places of each line's greatest scores (`[lines, stride]`), ascending, to its row of `out`
-    /// (`[rows, copies, wanted + n_behind]`). Of equal scores the earlier ones are taken; both zeros are equal. Other rows stay as
-    /// they are.
+    /// Writes the places of each line's greatest scores (`[lines, stride]`), ascending, to its row of `out` (`[rows,
+    /// copies, wanted + n_behind]`). If scores are equal, the earlier ones are taken; both zeros are equal. Other
+    /// rows stay as they are.
     ///
     /// # Panics
     /// If a line has fewer scores than are wanted or more than `stride`, or shapes disagree.

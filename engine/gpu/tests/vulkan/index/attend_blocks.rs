@@ -101,7 +101,7 @@ impl Case {
     }
 }
 
-fn case(ty: KvType, [positions, per_row]: [usize; 2]) -> Case {
+fn case(ty: KvType, positions: usize, per_row: usize) -> Case {
     let (heads, dims, values) = ((4, 2), (24, 20), ValuePlace::Apart);
     Case { heads, dims, values, ty, positions, per_row, lens: &LENS, long: false, unusual: false }
 }
@@ -109,13 +109,15 @@ fn case(ty: KvType, [positions, per_row]: [usize; 2]) -> Case {
 #[test]
 fn blocks_are_attended_to_with_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for (sizes, ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [100, 1], [48, 2], [4, 2]]) {
-        case(ty, sizes).check(&gpu);
+    for ([positions, per_row], ty) in
+        in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [100, 1], [48, 2], [4, 2]])
+    {
+        case(ty, positions, per_row).check(&gpu);
     }
     for &ty in if all_pairs(&gpu) { &TYPES[..] } else { &TYPES[1..2] } {
-        Case { unusual: true, ..case(ty, [16, 3]) }.check(&gpu);
+        Case { unusual: true, ..case(ty, 16, 3) }.check(&gpu);
         let (dims, values) = ((40, 32), ValuePlace::InKeys);
-        Case { dims, values, heads: (6, 1), ..case(ty, [9, 5]) }.check(&gpu);
+        Case { dims, values, heads: (6, 1), ..case(ty, 9, 5) }.check(&gpu);
     }
 }
 
@@ -124,7 +126,7 @@ fn lists_of_several_spans_and_wide_groups_have_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let (heads, long) = ((40, 2), true);
     // More pages than a span has, and more heads of a row than a tile.
-    Case { long, lens: &[2600, 70], ..case(KvType::F16, [64, 20]) }.check(&gpu);
-    Case { heads, long, lens: &[1500], ..case(KvType::F32, [32, 38]) }.check(&gpu);
-    Case { heads, long, lens: &[1400], ..case(KvType::F32, [3, 70]) }.check(&gpu);
+    Case { long, lens: &[2600, 70], ..case(KvType::F16, 64, 20) }.check(&gpu);
+    Case { heads, long, lens: &[1500], ..case(KvType::F32, 32, 38) }.check(&gpu);
+    Case { heads, long, lens: &[1400], ..case(KvType::F32, 3, 70) }.check(&gpu);
 }

@@ -25,7 +25,7 @@ fn room(layout: &KvLayout, sizes: PoolSizes, n_rows: usize) -> Vec<f32> {
     vec![f32::NAN; Chosen::room_len(layout, sizes, n_rows)]
 }
 
-fn check(gpu: &Gpu, ty: KvType, sizes: PoolSizes, (dk, dv): (usize, usize), lens: &[usize]) {
+fn check(gpu: &Gpu, ty: KvType, sizes: PoolSizes, dk: usize, dv: usize, lens: &[usize]) {
     let (compute, mut random) = (compute(), Random(sizes.width() as u64));
     let (n_head, index_dim, values) = (5, 12, ValuePlace::InKeys);
     let layout = KvLayout { n_kv_head: 1, head_dim_k: dk, head_dim_v: dv, values, index_dim, ty };
@@ -70,8 +70,8 @@ fn check(gpu: &Gpu, ty: KvType, sizes: PoolSizes, (dk, dv): (usize, usize), lens
 fn chosen_positions_are_attended_to_with_the_bits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for ((positions, per_row), ty) in in_turn(&[(1, 1), (1, 70), (4, 16), (3, 5), (70, 1)]) {
-        check(&gpu, ty, PoolSizes { positions, per_row }, (40, 32), &LENS);
+        check(&gpu, ty, PoolSizes { positions, per_row }, 40, 32, &LENS);
     }
-    check(&gpu, KvType::Q8_0, PoolSizes { positions: 1, per_row: 30 }, (20, 12), &[90]);
-    check(&gpu, KvType::F16, PoolSizes { positions: 1, per_row: 8 }, (576, 512), &[20, 3]);
+    check(&gpu, KvType::Q8_0, PoolSizes { positions: 1, per_row: 30 }, 20, 12, &[90]);
+    check(&gpu, KvType::F16, PoolSizes { positions: 1, per_row: 8 }, 576, 512, &[20, 3]);
 }

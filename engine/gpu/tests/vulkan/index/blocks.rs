@@ -6,13 +6,8 @@ use brigade_gpu::{BlockIndexSpans, BlockSizes, Gpu, KvLayout, KvType, ValuePlace
 use super::{LENS, Paged, in_turn, some_ranges, words_of};
 use crate::common::{Random, compute, gpu, on, words_on};
 
-fn check(
-    gpu: &Gpu,
-    ty: KvType,
-    [positions, per_row, newest]: [usize; 3],
-    index_dim: usize,
-    lens: &[usize],
-) {
+fn check(gpu: &Gpu, ty: KvType, sizes: BlockSizes, index_dim: usize, lens: &[usize]) {
+    let BlockSizes { positions, per_row, newest } = sizes;
     let (compute, mut random) = (compute(), Random(positions as u64));
     let (n_kv_head, values) = (3, ValuePlace::Apart);
     let layout = KvLayout { n_kv_head, head_dim_k: 8, head_dim_v: 5, values, index_dim, ty };
@@ -25,7 +20,7 @@ fn check(
             layout: &layout,
             pool: paged.bytes(),
             parts: &paged.parts(&ranges),
-            sizes: BlockSizes { positions, per_row, newest },
+            sizes,
         };
         let here = compute.choose_blocks(&on_cpu, &q);
         let mut there = words_on(gpu, &vec![7; n * n_kv_head * per_row]);
@@ -33,7 +28,7 @@ fn check(
             layout: &layout,
             pool: pool.span(),
             parts: &paged.parts(&ranges),
-            sizes: BlockSizes { positions, per_row, newest },
+            sizes,
         };
         let q = on(gpu, &q);
         let chosen = gpu.choose_blocks(&on_gpu, q.span(), there.span_mut()).expect("room");
@@ -48,11 +43,11 @@ fn check(
 fn blocks_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let sizes = [[16, 3, 1], [1, 9, 0], [7, 4, 2], [64, 1, 1], [100, 1, 0], [5, 5, 5]];
-    for (sizes, ty) in in_turn(&sizes) {
-        check(&gpu, ty, sizes, 36, &LENS);
+    for ([positions, per_row, newest], ty) in in_turn(&sizes) {
+        check(&gpu, ty, BlockSizes { positions, per_row, newest }, 36, &LENS);
     }
-    check(&gpu, KvType::F16, [32, 4, 1], 128, &[1100]);
-    check(&gpu, KvType::F32, [3, 2, 1], 1, &[70]);
+    check(&gpu, KvType::F16, BlockSizes { positions: 32, per_row: 4, newest: 1 }, 128, &[1100]);
+    check(&gpu, KvType::F32, BlockSizes { positions: 3, per_row: 2, newest: 1 }, 1, &[70]);
 }
 
 #[test]

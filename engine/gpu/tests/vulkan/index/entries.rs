@@ -86,7 +86,8 @@ impl Case {
     fn choose(
         &self,
         gpu: &Gpu,
-        (parts, per_row): (&[AttendPart<'_>], usize),
+        parts: &[AttendPart<'_>],
+        per_row: usize,
         random: &mut Random,
     ) -> Vec<u32> {
         let (layout, n) = (&self.layout, parts.iter().map(|part| part.n_rows).sum::<usize>());
@@ -124,9 +125,11 @@ impl Case {
     fn attend(
         &self,
         gpu: &Gpu,
-        (parts, window): (&[AttendPart<'_>], usize),
+        parts: &[AttendPart<'_>],
+        window: usize,
         chosen: Option<(usize, &[u32])>,
-        (random, has_entries): (&mut Random, bool),
+        random: &mut Random,
+        has_entries: bool,
     ) {
         let layout = &self.layout;
         let n: usize = parts.iter().map(|part| part.n_rows).sum();
@@ -184,14 +187,14 @@ fn entries_have_the_bits_of_the_cpu() {
             let parts = case.parts(&ranges);
             // All rows with one size: they take long in software.
             for &(per_row, window) in &sizes[..if i == 0 && !all_pairs(&gpu) { 1 } else { 3 }] {
-                case.attend(&gpu, (&parts, window), None, (&mut random, true));
+                case.attend(&gpu, &parts, window, None, &mut random, true);
                 if index_dim > 0 {
-                    let chosen = case.choose(&gpu, (&parts, per_row), &mut random);
+                    let chosen = case.choose(&gpu, &parts, per_row, &mut random);
                     let chosen = Some((per_row, &chosen[..]));
-                    case.attend(&gpu, (&parts, window), chosen, (&mut random, true));
+                    case.attend(&gpu, &parts, window, chosen, &mut random, true);
                 }
             }
-            case.attend(&gpu, (&parts, 5), None, (&mut random, false));
+            case.attend(&gpu, &parts, 5, None, &mut random, false);
         }
     }
 }
@@ -205,8 +208,8 @@ fn wide_and_many_entries_have_the_bits_of_the_cpu() {
         let case = Case::new(&gpu, layout, &[5000], &mut random);
         let [_, last, _] = some_ranges(&case.lens);
         let parts = case.parts(&last);
-        let chosen = case.choose(&gpu, (&parts, 40), &mut random);
-        case.attend(&gpu, (&parts, 128), Some((40, &chosen)), (&mut random, true));
-        case.attend(&gpu, (&parts, 128), None, (&mut random, true));
+        let chosen = case.choose(&gpu, &parts, 40, &mut random);
+        case.attend(&gpu, &parts, 128, Some((40, &chosen)), &mut random, true);
+        case.attend(&gpu, &parts, 128, None, &mut random, true);
     }
 }

@@ -27,7 +27,8 @@ fn angles(compute: &Compute, table: &RopeTable) -> Vec<f32> {
     turned
 }
 
-fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePlace, rotated: bool) {
+/// Holds the choice of blocks of so many positions, of which a row attends to `whole` and to what is behind.
+fn check(gpu: &Gpu, ty: KvType, positions: usize, whole: usize, values: ValuePlace, rotated: bool) {
     let (compute, mut random) = (compute(), Random(positions as u64));
     let (n_kv_head, n_head, index_dim) = (2, 5, 36);
     let layout = KvLayout { n_kv_head, head_dim_k: 8, head_dim_v: 8, values, index_dim, ty };
@@ -82,8 +83,8 @@ fn check(gpu: &Gpu, ty: KvType, [positions, whole]: [usize; 2], values: ValuePla
 #[test]
 fn blocks_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for (sizes, ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [40, 2]]) {
-        check(&gpu, ty, sizes, ValuePlace::Apart, sizes[0] != 7);
+    for ([positions, whole], ty) in in_turn(&[[16, 3], [1, 9], [7, 4], [64, 1], [40, 2]]) {
+        check(&gpu, ty, positions, whole, ValuePlace::Apart, positions != 7);
     }
-    TYPES.iter().for_each(|ty| check(&gpu, *ty, [9, 3], ValuePlace::InKeys, true));
+    TYPES.iter().for_each(|ty| check(&gpu, *ty, 9, 3, ValuePlace::InKeys, true));
 }

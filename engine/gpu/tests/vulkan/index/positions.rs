@@ -9,8 +9,10 @@ use crate::common::{Random, all_pairs, assert_same, compute, gpu, on, values_of}
 /// Chooses `sizes` by an index of so many heads with keys of `dim`; with weights, or with none, where all scores are equal.
 fn check(
     gpu: &Gpu,
-    (ty, sizes): (KvType, PoolSizes),
-    (n_head, dim): (usize, usize),
+    ty: KvType,
+    sizes: PoolSizes,
+    n_head: usize,
+    dim: usize,
     lens: &[usize],
     scale: f32,
 ) {
@@ -51,18 +53,18 @@ fn check(
 fn positions_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for (per_row, ty) in in_turn(&[1, 7, 64, 100]) {
-        check(&gpu, (ty, PoolSizes { positions: 1, per_row }), (20, 36), &LENS, 1.0);
+        check(&gpu, ty, PoolSizes { positions: 1, per_row }, 20, 36, &LENS, 1.0);
     }
     let sizes = PoolSizes { positions: 1, per_row: 30 };
-    check(&gpu, (KvType::F32, sizes), (1, 1), &[70], 1.0);
-    check(&gpu, (KvType::F16, sizes), (64, 128), &[66], 1.0);
+    check(&gpu, KvType::F32, sizes, 1, 1, &[70], 1.0);
+    check(&gpu, KvType::F16, sizes, 64, 128, &[66], 1.0);
 }
 
 #[test]
 fn pools_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for ((positions, per_row), ty) in in_turn(&[(2, 1), (4, 16), (3, 5), (7, 9), (70, 1)]) {
-        check(&gpu, (ty, PoolSizes { positions, per_row }), (20, 36), &LENS, 1.0);
+        check(&gpu, ty, PoolSizes { positions, per_row }, 20, 36, &LENS, 1.0);
     }
 }
 
@@ -70,6 +72,6 @@ fn pools_are_those_of_the_cpu() {
 fn of_equal_scores_the_earlier_are_chosen_in_long_contexts_too() {
     let Some(gpu) = gpu() else { return };
     for (positions, scale) in [(1, 0.0), (3, 0.0), (1, 1.0)] {
-        check(&gpu, (KvType::F32, PoolSizes { positions, per_row: 5 }), (3, 20), &[1100], scale);
+        check(&gpu, KvType::F32, PoolSizes { positions, per_row: 5 }, 3, 20, &[1100], scale);
     }
 }

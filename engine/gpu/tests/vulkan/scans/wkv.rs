@@ -13,7 +13,7 @@ fn decays(random: &mut Random, n: usize, mean: f32) -> Vec<f32> {
     random.values(n, mean.min(1.0 - mean)).iter().map(|w| mean + w).collect()
 }
 
-fn check6((n_heads, d): (usize, usize), has_own: bool, decay: f32, random: &mut Random) {
+fn check6(n_heads: usize, d: usize, has_own: bool, decay: f32, random: &mut Random) {
     let Some(gpu) = gpu() else { return };
     let compute = compute();
     let (n, width) = (n_rows(&parts(&PARTS)), n_heads * d);
@@ -43,14 +43,14 @@ fn check6((n_heads, d): (usize, usize), has_own: bool, decay: f32, random: &mut 
 #[test]
 fn wkv6_has_the_bits_of_the_cpu() {
     let mut random = Random(57);
-    for (i, shape) in SHAPES.into_iter().enumerate() {
-        check6(shape, i % 2 == 0, 0.8, &mut random);
+    for (i, (n_heads, d)) in SHAPES.into_iter().enumerate() {
+        check6(n_heads, d, i % 2 == 0, 0.8, &mut random);
     }
-    check6(SHAPES[2], false, 0.8, &mut random);
-    check6(SHAPES[0], true, 1e-9, &mut random);
+    check6(2, 64, false, 0.8, &mut random);
+    check6(1, 16, true, 1e-9, &mut random);
 }
 
-fn check7((n_heads, d): (usize, usize), decay: f32, random: &mut Random) {
+fn check7(n_heads: usize, d: usize, decay: f32, random: &mut Random) {
     let Some(gpu) = gpu() else { return };
     let compute = compute();
     let (n, width) = (n_rows(&parts(&PARTS)), n_heads * d);
@@ -84,10 +84,10 @@ fn check7((n_heads, d): (usize, usize), decay: f32, random: &mut Random) {
 #[test]
 fn wkv7_has_the_bits_of_the_cpu() {
     let mut random = Random(58);
-    for shape in SHAPES {
-        check7(shape, 0.8, &mut random);
+    for (n_heads, d) in SHAPES {
+        check7(n_heads, d, 0.8, &mut random);
     }
-    check7(SHAPES[0], 1e-9, &mut random);
+    check7(1, 16, 1e-9, &mut random);
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl<T: PageType> Op for Scores<'_, '_, T> {
         while scored < tile.out.len() {
             let first = tile.first + scored;
             let n = tile.n_in_page(first).min(tile.out.len() - scored);
-            keys_in_page::<S, T>(s, tile, first..first + n, &mut wide, (&mut keys, stride));
+            keys_in_page::<S, T>(s, tile, first..first + n, &mut wide, &mut keys, stride);
             let out = &mut tile.out[scored..scored + n];
             let mut at = 0;
             while at < n {
@@ -70,7 +70,8 @@ fn keys_in_page<S: Simd, T: PageType>(
     tile: &IndexTile<'_>,
     pools: Range<usize>,
     wide: &mut Vec<[f32; LANES]>,
-    (keys, stride): (&mut [[f32; LANES]], usize),
+    keys: &mut [[f32; LANES]],
+    stride: usize,
 ) {
     let shape = tile.layout.of_index();
     let page =
@@ -199,7 +200,7 @@ impl<E: Element> KeyPage<'_, E> {
     ) -> usize {
         let mut of_queries = [[0.0; KV_PAGE]; R];
         for g in (0..KV_PAGE / LANES).step_by(G) {
-            products::<S, E, R, G>(s, (self.keys, self.ahead), self.q, (at, g), &mut of_queries);
+            products::<S, E, R, G>(s, self.keys, self.ahead, self.q, at, g, &mut of_queries);
         }
         for (out, products) in out.chunks_mut(width).zip(&of_queries) {
             out[..KV_PAGE].copy_from_slice(products);

@@ -122,8 +122,8 @@ struct Page<'a, E: Element> {
     softcap: Option<f32>,
     /// Values of a query's state.
     state_len: usize,
-    /// Bytes from here to this head of the next page, 0 where there is none. That page is prefetched element
-    /// by element while this one is read. All at once would be more than the core can wait for.
+    /// Bytes from here to this head of the next page, 0 where there is none. The next page is prefetched element by
+    /// element while this one is read. All at once would be more than the core can wait for.
     ahead: usize,
 }
 
@@ -215,13 +215,7 @@ impl<E: Element> Page<'_, E> {
         match q {
             Queries::Columns(q) => {
                 for g in (0..VECTORS).step_by(G) {
-                    products::<S, E, R, G>(
-                        s,
-                        (self.k, self.ahead),
-                        &q[..],
-                        (at, g),
-                        &mut weights.p,
-                    );
+                    products::<S, E, R, G>(s, self.k, self.ahead, &q[..], at, g, &mut weights.p);
                 }
             }
             Queries::Rows(q) => {
@@ -341,9 +335,11 @@ impl<E: Element> Page<'_, E> {
 #[inline(always)]
 pub(super) fn products<S: Simd, E: Element, const R: usize, const G: usize>(
     s: S,
-    (keys, ahead): (&[[E::Bits; LANES]], usize),
+    keys: &[[E::Bits; LANES]],
+    ahead: usize,
     q: &[[f32; TILE_QUERIES]],
-    (at, g): (usize, usize),
+    at: usize,
+    g: usize,
     out: &mut [[f32; KV_PAGE]; R],
 ) {
     let mut sums = [[s.zero(); G]; R];

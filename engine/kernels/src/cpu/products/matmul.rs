@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
+use super::matmul_choice;
 use super::matmul_f32::{Bf16, F16, F32, FloatTile};
 use super::matmul_few::Tiles;
-use super::matmul_frame;
 use super::matmul_many::{MANY_ROWS, Sliced, slices};
 use super::matmul_q8::QuantTile;
 use crate::format::{FormatVisitor, PanelFormat, with_kernel_format};
@@ -19,7 +19,7 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
         type Out = ();
         fn visit<Q: PanelFormat>(self) {
             let (few, many) = (few::<S, QuantTile<Q>>, slices::<S, QuantTile<Q>>);
-            matmul_frame::of(self.0.w.ty).run(self.0, few, many);
+            matmul_choice::of(self.0.w.ty).run(self.0, few, many);
         }
     }
     match chunk.w.ty {

@@ -27,7 +27,7 @@ pub(super) trait Tile {
 /// Computes one tile: the sums of some rows with a panel. It takes as many of `rows` as the tile is high.
 type SumTile = fn(&MatmulChunk<'_>, &[u8], &[usize; MAX_TILE], &mut [[f32; LANES]; MAX_TILE]);
 
-/// Tiles of 1, 2, 4 and 8 rows. Those that are higher than the set's are not compiled for it.
+/// Tiles of 1, 2, 4 and 8 rows. Tiles that are higher than the set's are not compiled for it.
 pub(super) struct Tiles {
     /// Most rows of one.
     height: usize,

@@ -1,4 +1,4 @@
-//! The frame of products with many rows: it goes slice by slice of columns, and for each slice panel by
+//! The loop of products with many rows: it goes slice by slice of columns, and for each slice panel by
 //! panel.
 //!
 //! The rows' values in a slice lie side by side ([`crate::tiles::products::column_slices`]), and stay in the
@@ -77,8 +77,8 @@ pub(super) trait Sliced: Tile {
 /// Unpacks the slice that begins at a column of a panel.
 type Unpack<S, D> = fn(&[u8], usize, &mut <D as SliceKind>::Slice<S>);
 
-/// Adds to the sums of so many rows their products with the first columns of slices of one panel or two. Those of the
-/// second begin in the middle.
+/// Adds to the sums of so many rows their products with the first columns of slices of one panel or two. The columns
+/// of the second begin in the middle.
 pub(super) type AddTiles<S, D> = fn(
     &[<D as SliceKind>::Slice<S>],
     usize,

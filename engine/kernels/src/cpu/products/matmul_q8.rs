@@ -341,13 +341,13 @@ impl<S: Simd, const T: usize> Products<S, T> {
             }
         }
         if !A::HALVES {
-            let whole = dots::<S, A, T, VECTORS>(s, codes, x, 0, (neg_sums[0], shift));
+            let whole = dots::<S, A, T, VECTORS>(s, codes, x, 0, neg_sums[0], shift);
             return Self([whole, [s.splat_i(0); T]]);
         }
         let (low, high) = codes.split_at(HALF);
         let (low, high) = (low.first_chunk().expect(WHOLE), high.first_chunk().expect(WHOLE));
-        let low = dots::<S, A, T, HALF>(s, low, x, 0, (neg_sums[0], shift));
-        let high = dots::<S, A, T, HALF>(s, high, x, HALF, (neg_sums[1], shift));
+        let low = dots::<S, A, T, HALF>(s, low, x, 0, neg_sums[0], shift);
+        let high = dots::<S, A, T, HALF>(s, high, x, HALF, neg_sums[1], shift);
         Self([low, high])
     }
 
@@ -392,7 +392,8 @@ fn dots<S: Simd, A: Arithmetic, const T: usize, const N: usize>(
     codes: &[S::I; N],
     x: [&ActBlock; T],
     first: usize,
-    (neg_sums, shift): ([i32; T], u32),
+    neg_sums: [i32; T],
+    shift: u32,
 ) -> [S::I; T] {
     let mut acc = [s.splat_i(0); T];
     let mut quads = [&[[0; 4]; N]; T];

@@ -3,8 +3,8 @@
 pub(crate) mod activations;
 pub(crate) mod arithmetic;
 pub(crate) mod matmul;
+pub(super) mod matmul_choice;
 pub(crate) mod matmul_f32;
 pub(crate) mod matmul_few;
-pub(super) mod matmul_frame;
 pub(crate) mod matmul_many;
 pub(crate) mod matmul_q8;

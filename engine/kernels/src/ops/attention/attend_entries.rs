@@ -1,7 +1,8 @@
 //! Attention of rows to entries and to the positions right before them, side by side in one softmax.
 //!
-//! The keys that a row attends to are copied to pages of its own, the entries in their order and then the positions in
-//! theirs, and attended to as a sequence of its own. So the order of sums depends on the row's position alone.
+//! The keys that a row attends to are copied to pages of its own: the entries in their order, then the positions in
+//! theirs. The row attends to these pages as to a sequence of its own. So the order of sums depends on the row's
+//! position alone.
 
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ const LINE: usize = 64;
 enum Entries<'a> {
     /// The first so many of its sequence.
     First(usize),
-    /// These entries, ascending.
+    /// The chosen entries, ascending.
     Chosen(&'a [u32]),
 }
 

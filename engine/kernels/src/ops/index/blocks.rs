@@ -1,9 +1,10 @@
 //! The index of MiniMax Sparse Attention. It scores blocks of positions for each head of keys and values of a row. The
 //! head attends to the best of them and to the newest.
 //!
-//! A product of a query and a key is a sum in the order of their elements. A block's score is the greatest product of its
-//! positions that the row sees, whatever the order in which they come. So no bit depends on how rows and pages are spread
-//! over threads, or on what is in the ubatch besides. Of blocks with the same score the lower ones are chosen.
+//! A product of a query and a key is a sum in the order of their elements. A block's score is the greatest product of
+//! its positions that the row sees, whatever the order in which they come. So no bit depends on how rows and pages
+//! are spread over threads, or on what is in the ubatch besides. If blocks have the same score, the lower ones are
+//! chosen.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! The index of Qwen Sparse Attention: it scores whole blocks of positions by the mean of their keys. A row attends to the
 //! best of the blocks that it sees whole, and to all positions behind the last of them.
 //!
-//! Blocks lie at absolute positions. One is scored for a row only when it ends at the row or before it, and its mean is
-//! a sum in the order of positions. So its score has the same bits however a prompt was cut. Neither threads nor the rest
-//! of the ubatch change them. Of blocks with the same score the lower ones are chosen.
+//! Blocks lie at absolute positions. One is scored for a row only when it ends at the row or before it, and its mean
+//! is a sum in the order of positions. So its score has the same bits however a prompt was cut. Neither threads nor
+//! the rest of the ubatch change them. If blocks have the same score, the lower ones are chosen.
 //!
 //! Pages hold the key of each position as it was projected. Means are made of them when they are scored.
 

@@ -24,8 +24,8 @@ impl<'a> ActRows<'a> {
         assert!(cols.is_multiple_of(ACT_BLOCK), "integer products need rows of whole blocks");
         let quantize = compute.kernels().quantize;
         let n_slices = cols.div_ceil(SLICE);
-        let spare = &compute.spare.blocks;
-        SlicedRows::new(compute, spare, self.n_rows, n_slices, SLICE, &|r, i, out| {
+        let reused = &compute.reused.blocks;
+        SlicedRows::new(compute, reused, self.n_rows, n_slices, SLICE, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * SLICE..];
             let x = &x[..x.len().min(SLICE)];
             quantize(x, &mut out[..x.len() / ACT_BLOCK]);
@@ -35,8 +35,8 @@ impl<'a> ActRows<'a> {
     fn laid_out(&self, compute: &Compute) -> SlicedRows<FloatSlice> {
         let (x, cols) = (self.x, self.cols);
         let n_slices = cols.div_ceil(FLOAT_SLICE);
-        let spare = &compute.spare.floats;
-        SlicedRows::new(compute, spare, self.n_rows, n_slices, FLOAT_SLICE, &|r, i, out| {
+        let reused = &compute.reused.floats;
+        SlicedRows::new(compute, reused, self.n_rows, n_slices, FLOAT_SLICE, &|r, i, out| {
             let x = &x[r * cols..(r + 1) * cols][i * FLOAT_SLICE..];
             let x = &x[..x.len().min(FLOAT_SLICE)];
             out[..x.len()].copy_from_slice(x);

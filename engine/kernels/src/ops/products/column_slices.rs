@@ -8,14 +8,14 @@ use bytemuck::Zeroable;
 use crate::compute::Compute;
 use crate::simd::MAX_TILE;
 use crate::tiles::out_rows::Rows;
-use crate::tiles::products::column_slices::{SlicedRows, Spare};
+use crate::tiles::products::column_slices::{Reused, SlicedRows};
 
 impl<R: Copy + Zeroable + Send> SlicedRows<R> {
     /// `n_rows` rows of `n_slices` slices, each of `slice_cols` columns and filled by
     /// `fill(row, slice, out)`, on all threads if it is worth it.
     pub(super) fn new(
         compute: &Compute,
-        home: &Spare<R>,
+        home: &Reused<R>,
         n_rows: usize,
         n_slices: usize,
         slice_cols: usize,

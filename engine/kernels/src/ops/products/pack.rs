@@ -130,8 +130,8 @@ impl PackedMatrix {
 /// Most bytes of a record, of all formats.
 const MAX_RECORD: usize = 4096;
 
-/// Packs up to sixteen rows of `row_bytes`; missing ones are zero rows. What is written at a time, in its order, was made in the
-/// first-level cache before: memory of a GPU may be write-combined, and is slow where lines are not written whole.
+/// Packs up to sixteen rows of `row_bytes`; missing ones are zero rows. Values are made in the first-level cache, and
+/// then written in order: memory of a GPU may be write-combined, and is slow where lines are not written whole.
 fn pack_panel(ty: GgmlType, source: &[u8], row_bytes: usize, panel: &mut [u8]) {
     struct Pack<'a> {
         source: &'a [u8],

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use brigade_ops::Derived;
 use bytemuck::Zeroable;
 
-use super::column_slices::{SlicedRows, Spare};
+use super::column_slices::{Reused, SlicedRows};
 
 /// Elements that share a scale.
 pub const ACT_BLOCK: usize = crate::format::BLOCK;
@@ -76,9 +76,9 @@ impl ActBlock {
 
 /// Memory of activations that are gone, kept for the next ones.
 #[derive(Default)]
-pub(crate) struct SpareRows {
-    pub(crate) blocks: Spare<BlockSlice>,
-    pub(crate) floats: Spare<FloatSlice>,
+pub(crate) struct ReusedRows {
+    pub(crate) blocks: Reused<BlockSlice>,
+    pub(crate) floats: Reused<FloatSlice>,
 }
 
 /// The other forms of some rows that products have read so far.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytemuck::Zeroable;
 
 /// Buffers of rows that are gone, kept for the next ones.
-pub(crate) type Spare<R> = Arc<Mutex<Vec<Vec<R>>>>;
+pub(crate) type Reused<R> = Arc<Mutex<Vec<Vec<R>>>>;
 
 /// Buffers kept at most.
 const MAX_SPARE: usize = 8;
@@ -18,7 +18,7 @@ const MAX_SPARE: usize = 8;
 pub(crate) struct SlicedRows<R> {
     pub(crate) slices: Vec<R>,
     pub(crate) n_rows: usize,
-    pub(crate) home: Spare<R>,
+    pub(crate) home: Reused<R>,
 }
 
 impl<R: Copy + Zeroable + Send> SlicedRows<R> {

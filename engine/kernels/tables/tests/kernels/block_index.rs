@@ -143,7 +143,7 @@ impl Case {
     }
 
     /// One row of [`Self::step`] against the definition.
-    fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
+    fn check_row(&self, s: usize, i: usize, got: &[f32]) {
         let (ty, first) = (self.layout.ty, self.sequences.first_row(s));
         let KvLayout { head_dim_k: dk, head_dim_v: dv, index_dim: di, .. } = self.layout;
         let (chosen, out) = got.split_at(KV_HEADS * self.sizes.per_row);
@@ -211,7 +211,7 @@ fn the_best_blocks_are_chosen_and_attended_to() {
             let out = same_bits_everywhere("chosen blocks", |compute| case.whole(compute));
             let mut rows = out.chunks_exact(case.width());
             for (s, len) in case.sequences.lens.iter().enumerate() {
-                (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
+                (0..*len).for_each(|i| case.check_row(s, i, rows.next().unwrap()));
             }
         }
     }
@@ -230,7 +230,7 @@ fn long_contexts_match_f64() {
             rows.iter().flat_map(step).collect()
         });
         let got = out.chunks_exact(case.width());
-        rows.into_iter().flatten().zip(got).for_each(|(i, got)| case.check_row((0, i), got));
+        rows.into_iter().flatten().zip(got).for_each(|(i, got)| case.check_row(0, i, got));
     }
 }
 

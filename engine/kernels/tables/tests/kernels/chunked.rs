@@ -8,12 +8,7 @@ use crate::reference::delta::Delta;
 use brigade_kernels::{DeltaShape, KeyHeads};
 
 /// Rows `first..end` of a sequence, the first at position `first_pos`; outputs, then the state, which was `state`.
-fn run(
-    shape: &DeltaShape,
-    x: &Inputs,
-    (chunk, first_pos): (usize, usize),
-    cuts: &[usize],
-) -> Vec<f32> {
+fn run(shape: &DeltaShape, x: &Inputs, chunk: usize, first_pos: usize, cuts: &[usize]) -> Vec<f32> {
     let mut state = vec![0.0; shape.state_len()];
     let mut out = Vec::new();
     let mut first = 0;
@@ -24,7 +19,7 @@ fn run(
         };
         let [q, k, v, decay, beta] = [&x.q, &x.k, &x.v, &x.decay, &x.beta].map(|all| rows(all));
         let x = Delta { q: &q, k: &k, v: &v, decay: &decay, beta: &beta };
-        out.extend(chunked::delta(shape, &x, (chunk, first_pos + first), &mut state));
+        out.extend(chunked::delta(shape, &x, chunk, first_pos + first, &mut state));
         first = end;
     }
     out.extend(state);
@@ -44,7 +39,7 @@ fn the_delta_rule_matches_f64_for_mild_and_strong_decays() {
             let (mut want, state) = x.in_f64(&shape);
             want.extend(state);
             for chunk in [16, 64] {
-                let out = run(&shape, &x, (chunk, first_pos), &[n]);
+                let out = run(&shape, &x, chunk, first_pos, &[n]);
                 assert_eq!(out.len(), want.len());
                 for (got, want) in out.iter().zip(&want) {
                     close("chunks of the delta rule", *got, *want, 1e-5);
@@ -65,7 +60,7 @@ fn keys_that_are_nearly_parallel_are_solved_exactly() {
         key.iter_mut().for_each(|k| *k /= norm);
     }
     let (want, _) = x.in_f64(&shape);
-    for (got, want) in run(&shape, &x, (64, 0), &[128]).iter().zip(&want) {
+    for (got, want) in run(&shape, &x, 64, 0, &[128]).iter().zip(&want) {
         close("parallel keys", *got, *want, 1e-5);
     }
 }
@@ -74,9 +69,9 @@ fn keys_that_are_nearly_parallel_are_solved_exactly() {
 fn cuts_at_borders_do_not_change_a_bit() {
     let x = Inputs::random(&mut Rng::new(93), &GDN, 150, 0.2);
     // Borders of chunks of 32 from position 40 on lie at rows 24, 56, 88, ...
-    let whole = run(&GDN, &x, (32, 40), &[150]);
-    same_bits("cut at borders", &run(&GDN, &x, (32, 40), &[24, 88, 120, 150]), &whole);
-    assert!(run(&GDN, &x, (32, 40), &[30, 150]) != whole, "another cut shows");
+    let whole = run(&GDN, &x, 32, 40, &[150]);
+    same_bits("cut at borders", &run(&GDN, &x, 32, 40, &[24, 88, 120, 150]), &whole);
+    assert!(run(&GDN, &x, 32, 40, &[30, 150]) != whole, "another cut shows");
 }
 
 #[test]
@@ -93,7 +88,7 @@ fn mamba_2_matches_f64_in_chunks_of_any_size() {
         let rows = SsdRows { x: &case.x, b: &case.b, c: &case.c, dt: &case.dt };
         for chunk in [16, 64, 256] {
             let mut state = case.state.clone();
-            let got = chunked::ssd(&case.ssd, &rows, (chunk, first_pos), &mut state);
+            let got = chunked::ssd(&case.ssd, &rows, chunk, first_pos, &mut state);
             let what = format!("chunks of {chunk}, decay {decay}");
             near(&what, &got, &y, 5e-6);
             near(&what, &state, &after, 5e-6);

@@ -52,8 +52,8 @@ fn states_of_another_slot_are_read() {
     let (channels, taps) = (37, 4);
     let (weight, x) = (rng.values(channels * taps), rng.values(N_ROWS * channels));
     let conv = Conv::new(&weight, taps, None, true);
-    let sizes = (conv.state_len(), channels);
-    states_may_be_read_elsewhere("conv", sizes, |compute, parts, states, out| {
+    let state_len = conv.state_len();
+    states_may_be_read_elsewhere("conv", state_len, channels, |compute, parts, states, out| {
         compute.conv(ConvRows {
             conv: &conv,
             parts,
@@ -64,18 +64,23 @@ fn states_of_another_slot_are_read() {
         });
     });
     let (dilated, taps_of_channels) = (DilatedConv { channels, taps, apart: 2 }, weight.into());
-    let sizes = (dilated.state_len(), channels);
-    states_may_be_read_elsewhere("dilated_conv", sizes, |compute, parts, states, out| {
-        compute.dilated_conv(DilatedRows {
-            conv: &dilated,
-            parts,
-            states: &*states,
-            x: &x,
-            weight: &taps_of_channels,
-            out,
-        });
-        compute.keep_last_rows(&dilated, parts, states, &x);
-    });
+    let state_len = dilated.state_len();
+    states_may_be_read_elsewhere(
+        "dilated_conv",
+        state_len,
+        channels,
+        |compute, parts, states, out| {
+            compute.dilated_conv(DilatedRows {
+                conv: &dilated,
+                parts,
+                states: &*states,
+                x: &x,
+                weight: &taps_of_channels,
+                out,
+            });
+            compute.keep_last_rows(&dilated, parts, states, &x);
+        },
+    );
 }
 
 #[test]

@@ -149,8 +149,8 @@ fn run_cut(compute: &Compute, shape: &DeltaShape, x: &Inputs, cuts: &[usize]) ->
 fn states_of_another_slot_are_read() {
     for shape in [KDA, GDN] {
         let rows = Inputs::random(&mut Rng::new(84), &shape, N_ROWS, 0.5);
-        let sizes = (shape.state_len(), shape.n_head * shape.d_v);
-        states_may_be_read_elsewhere("delta", sizes, |compute, parts, states, out| {
+        let (state_len, width) = (shape.state_len(), shape.n_head * shape.d_v);
+        states_may_be_read_elsewhere("delta", state_len, width, |compute, parts, states, out| {
             compute.delta_scan(DeltaScan {
                 shape: &shape,
                 parts,

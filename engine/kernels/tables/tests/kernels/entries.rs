@@ -33,6 +33,16 @@ struct Case {
     sinks: Vector,
 }
 
+/// Rows that attend to entries and to keys near them.
+struct Rows<'a> {
+    parts: &'a [AttendPart<'a>],
+    /// The entries that each row chose. Without them rows attend to all.
+    lists: Option<&'a [u32]>,
+    window: usize,
+    near: &'a [f32],
+    q: &'a [f32],
+}
+
 impl Case {
     fn new(layout: EntryLayout, per_row: usize, n_seen: &[usize]) -> Self {
         let mut rng = Rng::new(per_row as u64 + 7);
@@ -99,8 +109,9 @@ impl Case {
             let window = self.n_near(row);
             let near = &self.near[..window * self.layout.width];
             let q = &self.q[row * of_row..][..of_row];
-            let part = AttendPart { first_row: 0, ..part };
-            self.attend(compute, pool, (&[part], window), (chosen[row].as_deref(), near), (q, out));
+            let parts = &[AttendPart { first_row: 0, ..part }];
+            let rows = Rows { parts, lists: chosen[row].as_deref(), window, near, q };
+            self.attend(compute, pool, &rows, out);
         }
         (chosen, out)
     }
@@ -129,14 +140,8 @@ impl Case {
         chosen
     }
 
-    fn attend(
-        &self,
-        compute: &Compute,
-        pool: &[u8],
-        (parts, window): (&[AttendPart<'_>], usize),
-        (lists, near): (Option<&[u32]>, &[f32]),
-        (q, out): (&[f32], &mut [f32]),
-    ) {
+    fn attend(&self, compute: &Compute, pool: &[u8], rows: &Rows<'_>, out: &mut [f32]) {
+        let Rows { parts, lists, window, near, q } = *rows;
         compute.attend_entries(AttendEntries {
             layout: &self.layout,
             pool: Some(pool),
@@ -164,15 +169,16 @@ impl Case {
             let row = part.first_row;
             let own = &self.near[..NEAR.min(part.first_pos + 1) * width];
             let q = &self.q[row * of_row..][..of_row];
-            let part = AttendPart { first_row: 0, ..*part };
-            let of_part = (chosen[row].as_deref(), own);
-            self.attend(compute, pool, (&[part], NEAR), of_part, (q, out));
+            let part = &[AttendPart { first_row: 0, ..*part }];
+            let lists_of_row = chosen[row].as_deref();
+            let rows = Rows { parts: part, lists: lists_of_row, window: NEAR, near: own, q };
+            self.attend(compute, pool, &rows, out);
             near.extend_from_slice(own);
             lists.extend_from_slice(chosen[row].as_deref().unwrap_or_default());
         }
         let lists = (!lists.is_empty()).then_some(&lists[..]);
-        let (parts, out) = ((&parts[..], NEAR), (&self.q[..], &mut together[..]));
-        self.attend(compute, pool, parts, (lists, &near), out);
+        let rows = Rows { parts: &parts, lists, window: NEAR, near: &near, q: &self.q };
+        self.attend(compute, pool, &rows, &mut together);
         same_bits("rows together", &together, &apart);
     }
 

@@ -11,11 +11,17 @@ const CLAMP: SwiGluClamp = SwiGluClamp { alpha: 1.702, limit: 7.0 };
 
 /// `op` on `n` values beside others, and what it should give value by value.
 fn check(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error: f64) {
-    check_within(what, op, want, (error, 1e-12));
+    check_within(what, op, want, error, 1e-12);
 }
 
-/// As [`check`], with a relative and an absolute bound in `error`.
-fn check_within(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error: (f64, f64)) {
+/// As [`check`], with a relative and an absolute bound on the error.
+fn check_within(
+    what: &str,
+    op: &GatedOp,
+    want: &dyn Fn(f32, f32) -> f64,
+    relative: f64,
+    absolute: f64,
+) {
     let mut rng = Rng::new(16);
     for n in [1, 15, 16, 17, 5000] {
         let scaled = |values: Vec<f32>| -> Vec<f32> { values.iter().map(|x| x * 9.0).collect() };
@@ -27,7 +33,7 @@ fn check_within(what: &str, op: &GatedOp, want: &dyn Fn(f32, f32) -> f64, error:
         });
         for ((x, gate), got) in x.iter().zip(&gates).zip(out) {
             let want = want(*x, *gate);
-            close(what, got, want, want.abs() * error.0 + error.1);
+            close(what, got, want, want.abs() * relative + absolute);
         }
     }
 }
@@ -49,7 +55,7 @@ fn gates_match_f64() {
     let shape = Xielu { alpha_n: 1.3, alpha_p: 0.9, beta: 0.5, eps: -1e-6 };
     // Below 0, its parts may cancel each other.
     let xielu = |x: f32, _| ops::xielu(x, shape);
-    check_within("xielu", &move |c, x, _| c.xielu(x, shape), &xielu, (2e-6, 4e-6));
+    check_within("xielu", &move |c, x, _| c.xielu(x, shape), &xielu, 2e-6, 4e-6);
     let capped = |x: f32, _| 3.0 * (f64::from(x) / 3.0).tanh();
     check("softcap", &|c, x, _| c.softcap(x, 3.0), &capped, 1e-6);
     check("clamp", &|c, x, _| c.clamp(x, 4.0), &|x, _| f64::from(x.clamp(-4.0, 4.0)), 0.0);

@@ -139,7 +139,7 @@ impl Case {
     }
 
     /// The row's positions are good, and the attention to them is that of f64.
-    fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
+    fn check_row(&self, s: usize, i: usize, got: &[f32]) {
         let KvLayout { head_dim_k: dk, head_dim_v: dv, ty, .. } = self.layout;
         let PoolSizes { positions: n, per_row } = self.sizes;
         let (first, row) = (self.sequences.first_row(s), self.sequences.first_row(s) + i);
@@ -201,7 +201,7 @@ fn check(case: &Case) {
     let out = same_bits_everywhere("chosen positions", |compute| case.whole(compute));
     let mut rows = out.chunks_exact(case.sizes.per_row + HEADS * case.layout.head_dim_v);
     for (s, len) in case.sequences.lens.iter().enumerate() {
-        (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
+        (0..*len).for_each(|i| case.check_row(s, i, rows.next().unwrap()));
     }
 }
 

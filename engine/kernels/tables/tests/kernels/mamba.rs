@@ -114,7 +114,7 @@ fn matches_f64_for_all_sizes() {
 fn states_of_another_slot_are_read() {
     let case = Case::new(37, 5, N_ROWS, &mut Rng::new(83));
     let scan = case.scan();
-    states_may_be_read_elsewhere("mamba", (case.state_len(), 37), |compute, parts, states, out| {
+    states_may_be_read_elsewhere("mamba", case.state_len(), 37, |compute, parts, states, out| {
         compute.mamba_scan(MambaScan {
             weights: &scan,
             parts,

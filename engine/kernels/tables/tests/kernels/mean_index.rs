@@ -29,7 +29,7 @@ struct Case {
 
 impl Case {
     /// Blocks of so many positions, of which a row attends to `whole` and to what is behind.
-    fn new(ty: KvType, [positions, whole]: [usize; 2], lens: &[usize]) -> Self {
+    fn new(ty: KvType, positions: usize, whole: usize, lens: &[usize]) -> Self {
         let layout = KvLayout {
             n_kv_head: KV_HEADS,
             head_dim_k: 8,
@@ -85,7 +85,7 @@ impl Case {
     }
 
     /// Row `i` of sequence `s` against the definition.
-    fn check_row(&self, (s, i): (usize, usize), got: &[f32]) {
+    fn check_row(&self, s: usize, i: usize, got: &[f32]) {
         let BlockSizes { positions, per_row, .. } = self.sizes;
         let (first, whole) = (self.sequences.first_row(s), per_row - 1);
         let (of_head, others) = got.split_at(per_row);
@@ -95,7 +95,7 @@ impl Case {
             assert!(of_head.iter().all(|b| *b == 0.0), "row {i} chose though it sees all");
             return;
         }
-        let behind = if (i + 1) % positions == 0 { NO_BLOCK } else { n_whole as u32 };
+        let behind = if (i + 1).is_multiple_of(positions) { NO_BLOCK } else { n_whole as u32 };
         assert_eq!(of_head[whole], behind as f32, "row {i}");
         let key = |pos: usize| kept(self.layout.ty, &self.keys[(first + pos) * DIM..][..DIM]);
         let q = &self.q[(first + i) * HEADS * DIM..][..HEADS * DIM];
@@ -121,13 +121,13 @@ const CASES: [[usize; 2]; 5] = [[4, 4], [1, 7], [8, 1], [5, 3], [64, 1]];
 #[test]
 fn the_best_whole_blocks_are_chosen_and_what_is_behind_them() {
     for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
-        for sizes in CASES {
-            let case = Case::new(ty, sizes, &[150, 3, 200]);
-            let what = format!("{ty:?} {sizes:?}");
+        for [positions, whole] in CASES {
+            let case = Case::new(ty, positions, whole, &[150, 3, 200]);
+            let what = format!("{ty:?} [{positions}, {whole}]");
             let got = same_bits_everywhere(&what, |compute| case.whole(compute));
             let mut rows = got.chunks_exact(KV_HEADS * case.sizes.per_row);
             for (s, len) in case.sequences.lens.iter().enumerate() {
-                (0..*len).for_each(|i| case.check_row((s, i), rows.next().unwrap()));
+                (0..*len).for_each(|i| case.check_row(s, i, rows.next().unwrap()));
             }
         }
     }
@@ -136,10 +136,10 @@ fn the_best_whole_blocks_are_chosen_and_what_is_behind_them() {
 /// A row's own block is not whole until its last position is there: what comes later in the ubatch must not be seen.
 #[test]
 fn steps_and_neighbours_change_no_bit() {
-    for sizes in CASES {
-        let case = Case::new(KvType::F16, sizes, &[150, 90]);
+    for [positions, whole] in CASES {
+        let case = Case::new(KvType::F16, positions, whole, &[150, 90]);
         let compute = super::compute(brigade_kernels_tables::select(None).unwrap(), 2);
-        let whole = case.whole(&compute);
+        let at_once = case.whole(&compute);
         let of_row = KV_HEADS * case.sizes.per_row;
         for step in [1, 7, 64] {
             let (mut pool, mut got) = (case.pool(), vec![Vec::new(), Vec::new()]);
@@ -150,7 +150,11 @@ fn steps_and_neighbours_change_no_bit() {
                 got[0].extend_from_slice(first);
                 got[1].extend_from_slice(second);
             }
-            same_bits(&format!("{sizes:?} in steps of {step}"), &got.concat(), &whole);
+            same_bits(
+                &format!("[{positions}, {whole}] in steps of {step}"),
+                &got.concat(),
+                &at_once,
+            );
         }
     }
 }

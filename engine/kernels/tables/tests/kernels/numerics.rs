@@ -51,7 +51,8 @@ fn hash(values: &[f32]) -> String {
 
 /// Checks a result with this hash. The error says what is wrong.
 fn check(
-    (number, known): (Option<u32>, &BTreeMap<String, String>),
+    number: Option<u32>,
+    known: &BTreeMap<String, String>,
     name: &str,
     hash: &str,
 ) -> Result<(), String> {
@@ -78,7 +79,7 @@ pub fn hold(what: &str, values: &[f32]) {
     let (name, hash) = (format!("{name} {n}"), hash(values));
     if std::env::var_os("BRIGADE_BLESS").is_none() {
         let (number, known) = read(include_str!("numerics.txt"));
-        let held = check((number, &known), &name, &hash);
+        let held = check(number, &known, &name, &hash);
         return held
             .unwrap_or_else(|why| panic!("{why}: BRIGADE_BLESS=1 writes numerics.txt anew"));
     }
@@ -98,7 +99,7 @@ fn changed_bits_without_a_changed_number_are_found_out() {
     let known = BTreeMap::from([("a 1".to_owned(), hash(&[1.0, 2.0]))]);
     let (number, again) = read(&written(&known));
     assert_eq!((number, &again), (Some(NUMERICS), &known));
-    let of = |number, name: &str, values: &[f32]| check((number, &known), name, &hash(values));
+    let of = |number, name: &str, values: &[f32]| check(number, &known, name, &hash(values));
     assert_eq!(of(number, "a 1", &[1.0, 2.0]), Ok(()));
     assert!(of(number, "a 1", &[1.0, 2.000_000_2]).unwrap_err().contains("other bits"));
     assert!(of(number, "b 1", &[1.0]).unwrap_err().contains("not in the file"));

@@ -58,7 +58,7 @@ impl Paged {
     }
 }
 
-/// These rows of `x` `[n, width]`, one after the other.
+/// Some rows of `x` `[n, width]`, one after the other.
 pub(super) fn gather(x: &[f32], width: usize, rows: &[usize]) -> Vec<f32> {
     rows.iter().flat_map(|row| x[row * width..][..width].to_vec()).collect()
 }

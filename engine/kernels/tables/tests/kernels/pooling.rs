@@ -1,5 +1,5 @@
-//! Gated pools against f64, and bit equality on all tables and thread counts, also of each pool alone. Of pools in pages:
-//! where their keys stand, and what stays as it was.
+//! Gated pools against f64, and bit equality on all tables and thread counts, also of each pool alone. Pools in pages
+//! are tested for where their keys stand, and for what stays as it was.
 
 use super::paged::{Line, Paged, gather};
 use super::{Rng, close, same_bits, same_bits_everywhere};
@@ -26,10 +26,12 @@ fn layout(ty: KvType) -> KvLayout {
 /// Writes these rows of a sequence, and makes the keys of the pools that they complete.
 fn step(
     compute: &Compute,
-    (layout, sequences): (&KvLayout, &Paged),
+    layout: &KvLayout,
+    sequences: &Paged,
     pool: &mut [Line],
     pooling: Pooling<'_>,
-    (rows, range): (&[f32], std::ops::Range<usize>),
+    rows: &[f32],
+    range: std::ops::Range<usize>,
 ) {
     let pool: &mut [u8] = bytemuck::cast_slice_mut(pool);
     let (parts, numbers) = sequences.parts(&[range]);
@@ -73,8 +75,7 @@ fn a_pool_has_its_key_in_the_place_of_its_last_position() {
                 let mut pool = sequences.pool(&layout, 0xee);
                 let mut at = 0;
                 for end in ends {
-                    let of = (&layout, &sequences);
-                    step(compute, of, &mut pool, pooling, (&rows, at..*end));
+                    step(compute, &layout, &sequences, &mut pool, pooling, &rows, at..*end);
                     at = *end;
                 }
                 held(&layout, &sequences, &pool)
@@ -116,7 +117,7 @@ fn great_gates_are_no_trouble() {
     let out = same_bits_everywhere("great gates", |compute| {
         let mut pool = sequences.pool(&layout, 0xee);
         let pooling = Pooling { positions: 4, bias: &bias };
-        step(compute, (&layout, &sequences), &mut pool, pooling, (&rows, 0..4));
+        step(compute, &layout, &sequences, &mut pool, pooling, &rows, 0..4);
         held(&layout, &sequences, &pool)
     });
     assert!(out[3 * 2 * DIM..][..DIM].iter().all(|x| *x == 2.5), "{:?}", &out[3 * 2 * DIM..]);

@@ -12,7 +12,8 @@ pub(super) const N_ROWS: usize = 7;
 /// and [`N_ROWS`] rows of `width` to write.
 pub(super) fn states_may_be_read_elsewhere(
     op: &str,
-    (state_len, width): (usize, usize),
+    state_len: usize,
+    width: usize,
     run: impl Fn(&Compute, &[ScanPart], &mut [f32], &mut [f32]),
 ) {
     let states = Rng::new(60).values(4 * state_len);

@@ -129,8 +129,8 @@ fn the_plain_form_is_the_same_function() {
 fn states_of_another_slot_are_read() {
     let shape = SsdShape { n_head: 6, head_dim: 24, n_group: 2, n_state: 18 };
     let case = Case::new(shape, N_ROWS, 0.5, 85);
-    let sizes = (shape.state_len(), shape.n_inner());
-    states_may_be_read_elsewhere("ssd", sizes, |compute, parts, states, out| {
+    let (state_len, width) = (shape.state_len(), shape.n_inner());
+    states_may_be_read_elsewhere("ssd", state_len, width, |compute, parts, states, out| {
         compute.ssd(SsdScan { ssd: &case.ssd, parts, states, input: case.input(), out });
     });
 }

@@ -88,7 +88,7 @@ fn matches_f64_for_several_heads_and_parts() {
 #[test]
 fn states_of_another_slot_are_read() {
     let case = Case::new(2, 32, N_ROWS, true, &mut Rng::new(98));
-    states_may_be_read_elsewhere("wkv6", (64 * 32, 64), |compute, parts, states, out| {
+    states_may_be_read_elsewhere("wkv6", 64 * 32, 64, |compute, parts, states, out| {
         compute.wkv6(Wkv6 { n_heads: 2, d: 32, parts, states, rows: case.rows(0..N_ROWS), out });
     });
 }

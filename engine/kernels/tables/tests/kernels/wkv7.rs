@@ -117,7 +117,7 @@ fn matches_f64_for_several_heads_and_parts() {
 #[test]
 fn states_of_another_slot_are_read() {
     let case = Case::new(2, 32, N_ROWS, &mut Rng::new(99));
-    states_may_be_read_elsewhere("wkv7", (64 * 32, 64), |compute, parts, states, out| {
+    states_may_be_read_elsewhere("wkv7", 64 * 32, 64, |compute, parts, states, out| {
         compute.wkv7(Wkv7 { n_heads: 2, d: 32, parts, states, rows: case.rows(0..N_ROWS), out });
     });
 }
@@ -183,9 +183,9 @@ fn preparation_matches_f64() {
         let f = |x: &[f32], i: usize| f64::from(x[i]);
         let squares = (0..d).map(|j| f(&k, head + j) * f(&weights.k_k, (head + j) % width));
         let length = squares.map(|x| x * x).sum::<f64>().sqrt();
-        let vectors = [f(&weights.k_k, c), f(&weights.k_a, c)];
+        let (k_k, k_a) = (f(&weights.k_k, c), f(&weights.k_a, c));
         let (w, a) = (f(&w, i) + f(&weights.w0, c), f(&a, i) + f(&weights.a0, c));
-        let want = prepare(w, f(&k, i), a, vectors, length);
+        let want = prepare(w, f(&k, i), a, k_k, k_a, length);
         for (part, want) in want.into_iter().enumerate() {
             close("wkv7_prepare", out[part * len + i], want, 2e-6);
         }

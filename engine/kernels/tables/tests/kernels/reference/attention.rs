@@ -11,7 +11,7 @@ pub(crate) struct Variant<'a> {
     pub(crate) slope: Option<f32>,
     /// Biases by the distance from the row's own position. Farther ones count as the farthest.
     pub(crate) biases: Option<&'a [f32]>,
-    /// Which key is at the row's own position; `None`: the last.
+    /// Number of the key at the row's own position; `None`: the last.
     pub(crate) own: Option<usize>,
 }
 

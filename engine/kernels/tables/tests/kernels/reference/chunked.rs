@@ -32,7 +32,8 @@ fn dot(a: impl IntoIterator<Item = f32>, b: impl IntoIterator<Item = f32>) -> f3
 pub(crate) fn delta(
     shape: &DeltaShape,
     x: &Delta<'_>,
-    (chunk, first_pos): (usize, usize),
+    chunk: usize,
+    first_pos: usize,
     state: &mut [f32],
 ) -> Vec<f32> {
     let n = x.beta.len() / shape.n_head;
@@ -40,7 +41,7 @@ pub(crate) fn delta(
     for rows in pieces(n, chunk, first_pos) {
         for head in 0..shape.n_head {
             let len = shape.d_k * shape.d_v;
-            delta_chunk(shape, x, (head, rows.clone()), &mut state[head * len..][..len], &mut out);
+            delta_chunk(shape, x, head, rows.clone(), &mut state[head * len..][..len], &mut out);
         }
     }
     out
@@ -55,7 +56,8 @@ pub(crate) fn delta(
 fn delta_chunk(
     shape: &DeltaShape,
     x: &Delta<'_>,
-    (head, rows): (usize, Range<usize>),
+    head: usize,
+    rows: Range<usize>,
     state: &mut [f32],
     out: &mut [f32],
 ) {
@@ -126,7 +128,8 @@ pub(crate) struct SsdRows<'a> {
 pub(crate) fn ssd(
     ssd: &Ssd,
     x: &SsdRows<'_>,
-    (chunk, first_pos): (usize, usize),
+    chunk: usize,
+    first_pos: usize,
     state: &mut [f32],
 ) -> Vec<f32> {
     let shape = &ssd.shape;
@@ -135,7 +138,7 @@ pub(crate) fn ssd(
     for rows in pieces(n, chunk, first_pos) {
         for head in 0..shape.n_head {
             let state = &mut state[head * shape.head_state()..][..shape.head_state()];
-            ssd_chunk(ssd, x, (head, rows.clone()), state, &mut out);
+            ssd_chunk(ssd, x, head, rows.clone(), state, &mut out);
         }
     }
     out
@@ -148,7 +151,8 @@ pub(crate) fn ssd(
 fn ssd_chunk(
     ssd: &Ssd,
     x: &SsdRows<'_>,
-    (head, rows): (usize, Range<usize>),
+    head: usize,
+    rows: Range<usize>,
     state: &mut [f32],
     out: &mut [f32],
 ) {

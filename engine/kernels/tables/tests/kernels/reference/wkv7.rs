@@ -34,7 +34,7 @@ impl Wkv7<'_> {
 }
 
 /// Results of preparing one element of a head: decay, key, `κ`, `κ ⊙ a`. `length` is that of the head's `k ⊙ k_k`.
-pub(crate) fn prepare(w: f64, k: f64, a: f64, [k_k, k_a]: [f64; 2], length: f64) -> [f64; 4] {
+pub(crate) fn prepare(w: f64, k: f64, a: f64, k_k: f64, k_a: f64, length: f64) -> [f64; 4] {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let (rate, kappa) = (sigmoid(a), k * k_k / length.max(1e-12));
     [(-0.606531 * sigmoid(w)).exp(), k * (1.0 + (rate - 1.0) * k_a), kappa, kappa * rate]

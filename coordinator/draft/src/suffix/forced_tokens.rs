@@ -11,15 +11,15 @@ const LIKELY: f32 = 0.8;
 
 /// Tokens that must follow.
 #[derive(Debug, Default)]
-pub struct Must {
+pub struct ForcedTokens {
     tokens: [u32; MAX],
     n: usize,
-    /// Of those that were told with it, how many came already.
+    /// How many of the tokens that were told came already.
     n_came: usize,
 }
 
-impl Must {
-    /// These, and no others.
+impl ForcedTokens {
+    /// Notes that exactly these tokens must come next.
     pub fn tell(&mut self, tokens: &[u32]) {
         *self = Self::default();
         for (to, token) in self.tokens.iter_mut().zip(tokens) {
@@ -28,7 +28,7 @@ impl Must {
         }
     }
 
-    /// A token is sure. Returns how many came before it and whether it is the one that must follow, if one must.
+    /// A token is sure. Returns how many came before it and whether it is the one that must follow, if there is such a one.
     pub fn push(&mut self, token: u32) -> Option<(usize, bool)> {
         let came = (self.n_came, *self.left().first()? == token);
         if came.1 {
@@ -71,42 +71,42 @@ impl Must {
 mod tests {
     use super::*;
 
-    fn before(must: &Must, found: &[u32], ahead: &[u32], most: usize) -> Draft {
+    fn before(forced: &ForcedTokens, found: &[u32], ahead: &[u32], most: usize) -> Draft {
         let odds = vec![0.3; found.len()];
         let found = Draft { tokens: found.to_vec(), odds, ..Draft::default() };
-        must.before(found, ahead, most, &Calibration::default())
+        forced.before(found, ahead, most, &Calibration::default())
     }
 
     #[test]
     fn what_must_follow_comes_before_what_may() {
-        let mut must = Must::default();
-        must.tell(&[5, 6, 7]);
-        let draft = before(&must, &[9, 9], &[], 16);
+        let mut forced = ForcedTokens::default();
+        forced.tell(&[5, 6, 7]);
+        let draft = before(&forced, &[9, 9], &[], 16);
         assert_eq!((draft.tokens, draft.source), (vec![5, 6, 7], Source::Grammar));
         assert!(draft.is_proven && draft.odds.iter().all(|odds| *odds == 0.9));
-        assert_eq!(before(&must, &[], &[], 2).tokens, [5, 6]);
+        assert_eq!(before(&forced, &[], &[], 2).tokens, [5, 6]);
         // Behind tokens in flight, and behind tokens that arrived.
-        assert_eq!(before(&must, &[], &[5], 16).tokens, [6, 7]);
-        assert_eq!(must.push(5), Some((0, true)));
-        let draft = before(&must, &[], &[6], 16);
+        assert_eq!(before(&forced, &[], &[5], 16).tokens, [6, 7]);
+        assert_eq!(forced.push(5), Some((0, true)));
+        let draft = before(&forced, &[], &[6], 16);
         assert_eq!((draft.tokens, draft.matched), (vec![7], 2));
         // A continuation of the same tokens.
-        let draft = before(&must, &[6, 7, 8], &[], 16);
+        let draft = before(&forced, &[6, 7, 8], &[], 16);
         assert_eq!((draft.tokens, draft.source), (vec![6, 7, 8], Source::Own));
         assert_eq!(draft.odds, [0.9, 0.9, 0.3]);
         // It came in other tokens.
-        assert_eq!(before(&must, &[9], &[4], 16).tokens, [9]);
-        assert_eq!(must.push(4), Some((1, false)));
-        assert_eq!(must.push(4), None);
-        assert_eq!(before(&must, &[9], &[], 16).tokens, [9]);
+        assert_eq!(before(&forced, &[9], &[4], 16).tokens, [9]);
+        assert_eq!(forced.push(4), Some((1, false)));
+        assert_eq!(forced.push(4), None);
+        assert_eq!(before(&forced, &[9], &[], 16).tokens, [9]);
     }
 
     #[test]
     fn a_grammar_whose_texts_come_in_other_tokens_is_not_believed() {
-        let (mut must, mut seen) = (Must::default(), Calibration::default());
-        must.tell(&[5; 20]);
-        assert_eq!(must.before(Draft::default(), &[], 16, &seen).tokens.len(), MAX);
+        let (mut forced, mut seen) = (ForcedTokens::default(), Calibration::default());
+        forced.tell(&[5; 20]);
+        assert_eq!(forced.before(Draft::default(), &[], 16, &seen).tokens.len(), MAX);
         (0..4).for_each(|_| seen.judged(Source::Grammar, 0, false));
-        assert_eq!(must.before(Draft::default(), &[], 16, &seen), Draft::default());
+        assert_eq!(forced.before(Draft::default(), &[], 16, &seen), Draft::default());
     }
 }

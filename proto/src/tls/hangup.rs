@@ -6,12 +6,12 @@ use std::task::{Context, Waker};
 
 /// Ends a connection, also while it waits.
 #[derive(Debug, Default)]
-pub(crate) struct Cut {
+pub(crate) struct Hangup {
     closing: AtomicBool,
     reader: Mutex<Option<Waker>>,
 }
 
-impl Cut {
+impl Hangup {
     /// Ends it: reading it is an error from now on.
     pub(crate) fn now(&self) {
         self.closing.store(true, Ordering::Release);

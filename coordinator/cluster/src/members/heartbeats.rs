@@ -14,7 +14,7 @@ use brigade_line::measured::metrics;
 
 /// The tasks that send heartbeats, one for each connected member. A task ends when its member is lost.
 #[derive(Debug, Default)]
-pub struct Hearts {
+pub struct Heartbeats {
     tasks: JoinSet<(MemberId, u64, WorkerError)>,
     /// The task that counts, and its number: one that was stopped may have ended just before.
     of: HashMap<MemberId, (u64, AbortHandle)>,
@@ -23,7 +23,7 @@ pub struct Hearts {
     busy: Arc<Mutex<HashMap<MemberId, (u64, u64)>>>,
 }
 
-impl Hearts {
+impl Heartbeats {
     /// Looks after a member that is not on the line.
     pub fn listen(&mut self, id: MemberId, conn: &Conn) {
         let conn = conn.clone();
@@ -36,7 +36,7 @@ impl Hearts {
         self.on_line(id, conn, epoch, stage, true);
     }
 
-    /// The same as [`Hearts::listen_on_line`], for a worker that is known to drain.
+    /// The same as [`Heartbeats::listen_on_line`], for a worker that is known to drain.
     pub fn listen_to_a_leaver(&mut self, id: MemberId, conn: &Conn, epoch: u64, stage: usize) {
         self.on_line(id, conn, epoch, stage, false);
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::clients::shares::{Part, Room, Tenant};
 use crate::error::ApiError;
 
-/// Of the connections that one address may have, one in so many is left by a key to others: keys behind one proxy come from
-/// one address.
+/// A key leaves one in this many of an address's connections to other keys, since keys behind one proxy come from one
+/// address.
 const LEFT_ONE_IN: usize = 4;
 
 /// When a key that has all the places it may have is told to come back: as soon as one of its answers ends.

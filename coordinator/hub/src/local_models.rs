@@ -8,7 +8,7 @@ use super::error::HubError;
 use super::folder::{self, Filed};
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
-use super::own::{FOLDERS, Own};
+use super::own_folder::{FOLDERS, Own};
 use super::remote::RELAY;
 use super::resolver::HEADS;
 use super::settings::Settings;
@@ -114,7 +114,7 @@ fn row(own: &Own, entry: &Entry) -> Option<Row> {
 /// Takes away all states of one model. `kept`: names that the configuration has.
 ///
 /// # Errors
-/// It is not ours, is in use, or is configured.
+/// The model is not ours, is in use, or is configured.
 pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken, HubError> {
     let name = ModelName::parse(text)?;
     let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
@@ -314,7 +314,8 @@ mod tests {
     /// Files that must not be deleted: those outside of the own folder, and the operator's in it.
     const KEPT: [&str; 4] = ["outside/x.gguf", "x.gguf", "own/mine.gguf", "own/mine/hf/y.gguf"];
 
-    /// Such files, one of ours, links that lead out, and settings whose own folder is also the operator's.
+    /// A folder with foreign files, one of ours, links that lead out, and settings whose own folder is also the
+    /// operator's.
     fn laid_out(dir: &Path) -> Settings {
         let _ = fs::remove_dir_all(dir);
         for file in KEPT.iter().chain(&["own/hf/u/r/c/x.gguf"]) {

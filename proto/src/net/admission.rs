@@ -21,9 +21,9 @@ use crate::limits::{
     FIRST_CALL_MS, HANDSHAKE_BYTES, IDLE_MS, MAX_CONNECTIONS, MAX_PEER_BYTES, MAX_PEER_CONNECTIONS,
     MAX_STRANGER_BYTES, PREPARES_AT_ONCE,
 };
+use crate::tls::error_text::trouble;
 use crate::tls::stream::{Offer, Socket, Transport};
-use crate::tls::words::trouble;
-use crate::tls::{Cut, Who};
+use crate::tls::{Hangup, Who};
 
 /// The time between two looks for idle connections, and the pause after the system refuses a connection.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ struct Connection {
     calls: Mutex<Calls>,
     /// A call of it came from the coordinator that holds the worker.
     known: AtomicBool,
-    cut: Arc<Cut>,
+    hangup: Arc<Hangup>,
     /// The peer, once a handshake has told.
     who: OnceLock<Who>,
 }
@@ -189,7 +189,7 @@ impl Door {
             account,
             calls: Mutex::new(Calls { open: 0, made: false, since: Instant::now() }),
             known: AtomicBool::new(false),
-            cut: Arc::default(),
+            hangup: Arc::default(),
             who: OnceLock::new(),
         });
         connections.push(Arc::downgrade(&connection));
@@ -199,7 +199,7 @@ impl Door {
     /// Closes the connections that have said nothing for too long.
     fn close_idle(&self) {
         let all: Vec<_> = lock(&self.connections).iter().filter_map(Weak::upgrade).collect();
-        all.iter().filter(|connection| connection.is_idle()).for_each(|c| c.cut.now());
+        all.iter().filter(|connection| connection.is_idle()).for_each(|c| c.hangup.now());
     }
 }
 
@@ -285,7 +285,7 @@ async fn shake_hands(offer: Offer, socket: Socket, connection: Arc<Connection>) 
     if !caller.hold(HANDSHAKE_BYTES) {
         return None;
     }
-    let accepted = timeout(HANDSHAKE_WITHIN, offer.accept(socket, connection.cut.clone())).await;
+    let accepted = timeout(HANDSHAKE_WITHIN, offer.accept(socket, connection.hangup.clone())).await;
     caller.let_go(HANDSHAKE_BYTES);
     let why = match accepted {
         Ok(Ok(stream)) => {
@@ -380,7 +380,7 @@ where
                 continue;
             };
             if self.offer.is_plain_only() {
-                let stream = Transport::plain(socket, connection.cut.clone());
+                let stream = Transport::plain(socket, connection.hangup.clone());
                 return Poll::Ready(Some(Ok(Guarded { stream, connection })));
             }
             let offer = self.offer.clone();

@@ -119,7 +119,7 @@ impl Own {
     /// The right to change what `place` is the first file of. `wait`: says so and waits where another process has it.
     ///
     /// # Errors
-    /// It is in use.
+    /// The file is in use.
     pub fn claim(
         &self,
         place: &str,

@@ -2,12 +2,13 @@
 //!
 //! The owner that holds most gives up a state first. So an owner with many requests cannot evict the states of one
 //! with few. States that waiting requests would begin with are evicted last, and just before them conversations that
-//! wait for the result of a tool. Of the others the state goes whose loss costs least: the rows to compute again,
-//! weighted by how likely that is and how long ago it was used. Only the rows behind the state before it in the tree
-//! count, so of two states close to each other one has little value. A path that a prompt repeated for the most part
-//! and then left was likely left for good: a message was edited, or a turn was regenerated. Prompts continue behind
-//! the ends of others, and at forks, but seldom in between. The price is a place for each state. This is the rule of
-//! Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and with the shape of the tree.
+//! wait for the result of a tool. Among the others, the state goes whose loss costs least. Its cost is the rows to
+//! compute again, weighted by how likely that is and how long ago the state was used. Only the rows behind the state
+//! before it in the tree count, so of two states close to each other one has little value. A path that a prompt
+//! repeated for the most part and then left was likely left for good: a message was edited, or a turn was
+//! regenerated. Prompts continue behind the ends of others, and at forks, but seldom in between. The price is a place
+//! for each state. This is the rule of Pan et al., "Marconi" (MLSys 2025), with an age in uses instead of ranks, and
+//! with the shape of the tree.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -7,17 +7,17 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::capacity;
 use super::cost::Costs;
 use super::error::PlanError;
 use super::place::{self, Placement};
-use super::room;
 use super::units::format_bytes;
 use super::{Capacity, MAX_WORKERS};
 
 /// Largest share that may be given: sums of so many stay exact enough.
 const MAX_SHARE: f64 = 1e9;
 
-/// Where layers are cut, as the operator says.
+/// The operator's cut of the layers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HandCut {
     /// One share a worker, in proportion to which it gets layers; 0 leaves it out, any other gets one layer at
@@ -176,21 +176,26 @@ pub(super) fn place(costs: &Costs, cut: &HandCut) -> Result<Placement, PlanError
     cut.check_workers(costs.workers.len(), costs.n_layers())?;
     let ranges = cut.ranges(costs.n_layers())?;
     let fits = |n_blocks: u32, n_kept: u32| {
-        let capacity = room::capacity(costs.settings, n_blocks, n_kept);
+        let capacity = capacity::capacity(costs.settings, n_blocks, n_kept);
         short(costs, &ranges, capacity).next().is_none()
     };
-    let room::Wishes { least, all: wished, .. } = room::wishes(costs.settings);
+    let capacity::Wishes { least, all: wished, .. } = capacity::wishes(costs.settings);
     if !fits(least, 0) {
-        return Err(does_not_fit(costs, cut, &ranges, room::capacity(costs.settings, least, 0)));
+        return Err(does_not_fit(
+            costs,
+            cut,
+            &ranges,
+            capacity::capacity(costs.settings, least, 0),
+        ));
     }
-    let n_blocks = room::largest(least, wished, |n| fits(n, 0));
+    let n_blocks = capacity::largest(least, wished, |n| fits(n, 0));
     let keep = costs.settings.keep;
     let n_kept =
-        if costs.has_states() { room::largest(0, keep, |n| fits(n_blocks, n)) } else { keep };
+        if costs.has_states() { capacity::largest(0, keep, |n| fits(n_blocks, n)) } else { keep };
     Ok(Placement {
         order: (0..ranges.len()).collect(),
         ranges,
-        capacity: room::capacity(costs.settings, n_blocks, n_kept),
+        capacity: capacity::capacity(costs.settings, n_blocks, n_kept),
         wished_blocks: wished,
         by_hand: Some(cut.to_string()),
     })

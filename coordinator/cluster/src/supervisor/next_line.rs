@@ -20,7 +20,7 @@ pub(super) const LEAVER_WAITS: Duration = Duration::from_secs(20);
 
 /// A change for which the next line loads.
 #[derive(Debug)]
-pub(super) struct Coming {
+pub(super) struct NextLine {
     /// The change, in words.
     pub what: String,
     asked: Option<Asked>,
@@ -64,12 +64,12 @@ impl Supervisor {
             let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
             timeout(within, loading).await.unwrap_or_else(late)
         });
-        self.coming = Some(Coming { what, asked, spare_epoch });
+        self.next_line = Some(NextLine { what, asked, spare_epoch });
     }
 
     /// The next line has loaded, as far as it could: the line changes.
     pub(super) async fn loaded_ahead(&mut self, loaded: Result<Ahead, String>) {
-        let Some(Coming { what, asked, spare_epoch }) = self.coming.take() else { return };
+        let Some(NextLine { what, asked, spare_epoch }) = self.next_line.take() else { return };
         let mut read_bytes = 0;
         let placement = match loaded {
             Ok(Ahead { line, read_bytes: read, placement }) => {
@@ -87,7 +87,7 @@ impl Supervisor {
 
     /// Cancels the loading of the next line, because of `why`.
     pub(super) fn give_up_coming(&mut self, why: &str) {
-        let Some(coming) = self.coming.take() else { return };
+        let Some(coming) = self.next_line.take() else { return };
         self.loading_ahead = JoinSet::new();
         self.ordered = None;
         tracing::info!(what = coming.what, why, "a change of the line is given up");

@@ -15,7 +15,7 @@ use brigade_line::model::Model;
 /// Answers remembered; more are forgotten all at once.
 const MAX_ANSWERS: usize = 64;
 
-/// What is asked: whether a line over these members fits.
+/// A question: whether a line over these members fits.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Question {
     /// Positions that the line's context must have; `None`: the planner's smallest useful one.
@@ -26,7 +26,7 @@ struct Question {
 
 /// A cache of the planner's answers.
 #[derive(Debug)]
-pub struct Enough {
+pub struct Fits {
     model: Arc<Model>,
     options: StageOptions,
     answers: HashMap<Question, Result<(), String>>,
@@ -34,7 +34,7 @@ pub struct Enough {
     facts: Option<ModelFacts>,
 }
 
-impl Enough {
+impl Fits {
     /// A cache for lines of `model`.
     pub fn new(model: Arc<Model>, options: StageOptions) -> Self {
         let facts = model.facts(place::engine_kv(options.kv_type)).ok();
@@ -60,10 +60,10 @@ impl Enough {
         self.ask_for(members, ids, None)
     }
 
-    /// The same as [`Enough::ask`], for a line with a context of `least_ctx` positions at least.
+    /// The same as [`Fits::ask`], for a line with a context of `least_ctx` positions at least.
     ///
     /// # Errors
-    /// As [`Enough::ask`].
+    /// As [`Fits::ask`].
     pub fn ask_for(
         &mut self,
         members: &BTreeMap<MemberId, Member>,

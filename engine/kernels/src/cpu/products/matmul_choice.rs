@@ -1,6 +1,7 @@
-//! Which of two frames multiplies a middling number of rows: tiles that take a panel whole ([`super::matmul_few`]), or slices
-//! of columns ([`super::matmul_many`]). Both give the same bits, and which is quicker is a matter of the processor: where 512
-//! bits pass in two halves unpacking a slice pays from about a hundred rows on, where they pass at once from a dozen.
+//! The choice between two loops for a middling number of rows: tiles that take a panel whole
+//! ([`super::matmul_few`]), or slices of columns ([`super::matmul_many`]). Both give the same bits, and the quicker
+//! one depends on the processor. Where 512 bits pass in two halves, unpacking a slice pays from about a hundred rows
+//! on. Where they pass at once, it pays from a dozen on.
 //!
 //! So the first chunks of such a size are computed both ways, and the way that most of them were quicker goes from then on.
 
@@ -19,7 +20,7 @@ const SURELY_MANY_ROWS: usize = 96;
 const VOTES: u32 = 31;
 
 /// Computes a chunk: a pointer, so that choosing is compiled once.
-pub(super) type Frame = fn(&MatmulChunk<'_>);
+pub(super) type ComputeChunk = fn(&MatmulChunk<'_>);
 
 /// Votes of the chunks on the faster way.
 #[derive(Debug, Default)]
@@ -54,10 +55,10 @@ enum Way {
 
 impl Ways {
     /// Computes a chunk by `few` or by `many`, or by both.
-    pub(super) fn run(&self, chunk: &MatmulChunk<'_>, few: Frame, many: Frame) {
-        let time = |frame: Frame| {
+    pub(super) fn run(&self, chunk: &MatmulChunk<'_>, few: ComputeChunk, many: ComputeChunk) {
+        let time = |compute: ComputeChunk| {
             let begun = Instant::now();
-            frame(chunk);
+            compute(chunk);
             begun.elapsed()
         };
         match self.way(chunk.rows.len()) {

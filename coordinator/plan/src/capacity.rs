@@ -5,7 +5,7 @@ use super::{Capacity, PlanSettings};
 /// How many KV pages there are to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wishes {
-    /// Without so many there is no line.
+    /// Fewest pages and kept sequences with which there is a line.
     pub least: u32,
     /// Pages of one sequence of full length: as many of these as memory allows, at any cost in speed.
     pub full: u32,
