@@ -21,16 +21,16 @@ use tokio::time::{sleep, timeout};
 
 /// Number of connections that send nothing.
 const IDLE: usize = 10_000;
-/// Connections that send a head a byte at a time, and those that send a body so.
+/// Connections that send a byte now and then: half of them within a head, the others within a body.
 const TRICKLING: usize = 1_000;
 /// Requests that the working client sends, one after the other.
 const REQUESTS: usize = 200;
 /// How long a closed connection waits before it comes back.
 const COMES_BACK: Duration = Duration::from_secs(10);
-/// Allowed delay of the working client: this factor, and this much more.
+/// The delay that the working client may have: this many times that at a quiet server, and so many milliseconds more.
 const ALLOWED: (f64, f64) = (2.0, 20.0);
 
-/// A connection from one of 250 addresses.
+/// A connection from one of 50 addresses.
 async fn connect(to: SocketAddr, i: usize) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     let from = format!("127.0.{}.{}:0", 1 + i % 5, 1 + i % 50);

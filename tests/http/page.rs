@@ -68,7 +68,7 @@ fn a_chat_in_a_browser() {
     assert!(!first[0].trim().is_empty(), "{first:?}");
     assert_eq!(texts(page, "user"), ["In the beginning"]);
 
-    // Regenerates an answer, and edits the question.
+    // An answer is made again in its place.
     page.value("document.querySelector('#messages li.assistant .tools button').click()");
     page.wait(IDLE);
     assert_eq!((texts(page, "user").len(), texts(page, "assistant").len()), (1, 1));

@@ -1,22 +1,28 @@
 //! Golden scripts of the scheduler. A file in `tests/golden/sched/*.txt` is a transcript: events above the `---`, and
 //! the actions that must follow below it. `BRIGADE_UPDATE_GOLDEN=1` rewrites the part below.
 //!
-//! | event | |
+//! A line is the workers that compute together. A sequence is kept when its request has ended and later ones may begin with it.
+//!
+//! | what is written | what the scheduler is told |
 //! |---|---|
 //! | `line EPOCH stages=2 slots=2 pages=8 page=4 rows=8 kept=1 whole=1` | a line comes up; pages of 4 positions; with `whole`, only whole sequences can begin others; with `texts`, it is an encoder's |
-//! | `down REASON`, `planned REASON` | it is lost; it is taken down as planned |
-//! | `part` | it will be taken down as planned |
-//! | `restorable ID LEN ...`, `restored ID`, `spoilt ID` | the next line can go back there; the state is there; it is not |
+//! | | with `fixed=1`: sequences cannot get more pages than they begin with |
+//! | `down REASON`, `planned REASON` | the line is lost; it was taken down as planned |
+//! | `part` | the line will soon be taken down as planned |
+//! | `restorable ID LEN ...` | the next line can put back the state of request ID at position LEN |
+//! | `restored ID`, `spoilt ID` | the state of request ID was put back; it could not be |
 //! | `submit ID prompt=5 max=3 stop=9 from=2` | prompt of tokens `from` (else 1), and those after it; without `max`: logits |
+//! | | with `sure=2`: so many tokens have pages from the beginning (else all of `max`) |
 //! | | with `hidden=0`: all rows of the last norm, the first for 1, the last for 2 |
 //! | | with `companion=3`: has a companion with a prompt of tokens from 101 |
 //! | | with `owner=1 weight=4`: whose it is; with `within=9`: seconds to its deadline |
 //! | | with `adapter=1`: what its rows pass through |
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
-//! | `ready KEPT`, `drop KEPT` | it is filled, or will not be |
-//! | `find ID`, `pin ID` | the kept sequence of a request that ended; hold on to it |
+//! | `ready KEPT`, `drop KEPT` | that kept sequence is filled; it will not be |
+//! | `find ID`, `pin ID` | prints the kept sequence of request ID, which has ended; holds on to it |
+//! | `linger ID` | the kept sequence of request ID is likely to be continued soon |
 //! | `clear` | nothing is kept any more |
-//! | `cancel ID` | |
+//! | `cancel ID` | the client of request ID has gone |
 //! | `return UBATCH TOKEN...` | with a sampled token for each wanted row, `L` for a logits row, `NaN` for none, `late` or `late:US` for a draw that is put off after masks of so many microseconds |
 //! | `stale UBATCH` | results of the epoch before |
 //! | `tick SECONDS` | time passes |
@@ -38,6 +44,9 @@ use brigade_spec::Prefixes;
 
 /// A draw that is put off; with `:US`, how long its masks took.
 const LATE: &str = "late";
+
+/// A wanted row that gives logits.
+const LOGITS: &str = "L";
 
 /// A wanted row that gives no token.
 const NO_TOKEN: &str = "NaN";
@@ -177,7 +186,8 @@ impl Script {
                 Err(_) if *value == NO_TOKEN => RowValue::Failed("logits are NaN".into()),
                 Err(_) if value.starts_with(LATE) => RowValue::NotYet,
                 Ok(id) => RowValue::Sampled(SampledToken { id, ..SampledToken::default() }),
-                Err(_) => RowValue::Logits(vec![0.0]),
+                Err(_) if *value == LOGITS => RowValue::Logits(vec![0.0]),
+                Err(_) => panic!("{value} is no row's value"),
             };
             RowOutput { slot, pos, value, mask_us }
         };

@@ -1,5 +1,6 @@
-//! The command line as the user typed it ([`RawConfig`]), and a worker's valid settings ([`Config`]). One pure
-//! function turns the first into the second, before anything is bound, created or measured.
+//! The command line as the user typed it ([`RawConfig`]), and a worker's valid settings ([`Config`]). One function turns the
+//! first into the second, before anything is bound or measured. Where there is no folder for a cache, it makes one in the system's
+//! temporary place; it creates nothing else.
 
 use std::fs;
 use std::io;
@@ -86,7 +87,7 @@ pub struct RawConfig {
     pub name: Option<String>,
     /// `--data-dir`.
     pub data_dir: Option<PathBuf>,
-    /// The folder of those who name none, where a worker has joined a cluster from it.
+    /// The default data folder, if a worker has joined a cluster from there before: it is then used again without `--data-dir`.
     pub joined_dir: Option<PathBuf>,
     /// `--cluster-cert`, `--cluster-key` and `--cluster-ca`.
     pub external: Option<External>,
@@ -168,8 +169,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Checks the command line's values, and completes them. `env` looks up environment variables (for the default
-    /// cache directory).
+    /// Checks the command line's values, and completes them. `env` looks up environment variables (for the default cache and
+    /// data folders).
     ///
     /// # Errors
     /// [`ConfigError`], naming the option.
@@ -250,7 +251,8 @@ fn device_and_experts(raw: &RawConfig) -> Result<(DeviceWish, Experts), ConfigEr
     device_of(&said).map_err(|Wrong { option, value, problem }| bad(option, value, problem))
 }
 
-/// The source of credentials: a token, a given data folder, or files.
+/// The source of credentials: the parent process, files of somebody else's authority, a data folder that is given, that a token
+/// fills, or that an earlier start has filled; or none.
 fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secured, ConfigError> {
     if raw.credentials_on_stdin {
         return Ok(Secured::Parent);
@@ -264,13 +266,17 @@ fn secured(raw: &RawConfig, env: &dyn Fn(&str) -> Option<String>) -> Result<Secu
     let data_dir = match (&raw.data_dir, &raw.token, &raw.joined_dir) {
         (Some(dir), _, _) => dir.clone(),
         (None, Some(_), _) => default_data_dir(env)?,
-        // As before it was started anew.
+        // The worker was started before, and has its credentials from then.
         (None, None, Some(dir)) if raw.join.is_some() && !raw.insecure_network => dir.clone(),
         (None, None, _) => return Ok(Secured::No),
     };
     if raw.join.is_none() {
         let problem = "needs --join: there the certificate comes from, and is renewed";
-        return Err(bad("--data-dir", data_dir.display().to_string(), problem));
+        return Err(match raw.data_dir {
+            Some(_) => bad("--data-dir", data_dir.display().to_string(), problem),
+            // A token is a secret, and is not shown.
+            None => bad("--token", "", problem),
+        });
     }
     let name = match &raw.name {
         Some(name) => name.clone(),

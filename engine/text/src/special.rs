@@ -5,7 +5,7 @@
 
 use super::vocab::{Kind, SpecialIds, Vocab, VocabData, attr};
 
-/// Texts that end a turn. Each also ends generation and becomes a control token.
+/// Texts that end a turn. Each also ends generation and becomes a control token, unless [`ends_of_some_models`] takes it back.
 const EOT: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -123,7 +123,7 @@ fn named_ids(kind: Kind, data: &VocabData, n_vocab: usize) -> SpecialIds {
         Kind::Ugm => SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none },
         Kind::Bpe if data.model == "gemma4" => none,
         Kind::Bpe => {
-            // GLM files name no BOS and have none; the other families share GPT-2's id.
+            // GLM files name no BOS and have none. llama.cpp takes 11 for all others.
             let glm = matches!(data.pre.as_deref(), Some("chatglm-bpe" | "glm4" | "glm5"));
             SpecialIds { bos: (!glm).then_some(11), eos: Some(11), ..none }
         }
@@ -163,7 +163,8 @@ fn make_control(vocab: &mut Vocab, id: u32) {
     }
 }
 
-/// Finds the tokens that end an answer, and marks them as control tokens.
+/// Finds the tokens that end an answer, and marks those that are known by their text as control tokens. Gives tokens that are
+/// always rendered their attribute, whatever ends an answer.
 fn end_of_generation(vocab: &mut Vocab) {
     let by_text: Vec<u32> = EOT.iter().chain(EOG).filter_map(|t| vocab.find(t)).collect();
     for &id in &by_text {
@@ -183,7 +184,7 @@ fn end_of_generation(vocab: &mut Vocab) {
     ends_of_some_models(vocab);
 }
 
-/// Takes back what two kinds of models write within answers.
+/// Takes tokens out of those that end an answer: texts that two kinds of models write within answers.
 fn ends_of_some_models(vocab: &mut Vocab) {
     let ends = |vocab: &Vocab, text: &str| vocab.find(text).filter(|id| vocab.eog.contains(id));
     // gpt-oss and solar-open: <|end|> closes a message inside a reply, not the reply.

@@ -120,7 +120,7 @@ pub fn settle(server: &Running) {
     }
 }
 
-/// Waits until so many states are written: those in memory alone are not counted in bytes. One that is written is held.
+/// Waits until so many states are written to disk: metrics of bytes count no state that is in memory alone.
 pub fn settle_kept(server: &Running, n: u64) {
     until("kept states to be written", || metric(server, "brigade_prefix_states_saved_total") >= n);
 }

@@ -148,7 +148,7 @@ fn nothing_in_the_folder_is_ever_changed_or_deleted() {
     assert!(error.contains("part of its own"), "{error}");
 }
 
-/// A server of the machine's folder, and what operators see of it.
+/// A server of the models in the machine's folder.
 fn serve(machine: &Machine, more: &[&str]) -> Server {
     let dir = machine.dir.join("mine");
     let args = ["serve", "--listen", "127.0.0.1:0", "--models-dir", dir.to_str().unwrap()];
@@ -210,7 +210,7 @@ fn a_folder_is_served_and_what_comes_into_it_without_a_restart() {
     let server = serve(&machine, &["-m", "small-Q8_0"]);
     assert_eq!(ids(&server), ["small-Q8_0"]);
     drop(server);
-    // Beside models of the file, which come first.
+    // Models of the file of options come first, and those of the folder behind them.
     let file = machine.dir.join("brigade.toml");
     fs::write(&file, "version = 1\n[[model]]\nname = \"demo\"\nload = \"demand\"\n").unwrap();
     let server = serve(&machine, &["--config", file.to_str().unwrap()]);

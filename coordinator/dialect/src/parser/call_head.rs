@@ -1,7 +1,8 @@
 //! Decides whether a text begins with a tool call, up to where the call's arguments begin.
 //!
 //! Nothing is taken from the text. Where the text so far does not tell, the same question is asked again when more is there.
-//! The answer depends on the text alone, not on what was asked before.
+//! The answer depends on the text so far, on whether more follows, and on the request's tools. It does not depend on what was asked
+//! before.
 //!
 //! A call has one of these forms, of which a [`Shape`] has the details:
 //!

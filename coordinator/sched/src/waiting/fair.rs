@@ -15,9 +15,9 @@
 //!
 //! Nor does order alone help the streams of an owner that has had little. Beside the prompts of a flood each answer
 //! slows down to the target gap between tokens. Such answers soon hold all places that their owner may have, and its
-//! next requests wait for them. So a ubatch gets only so many rows of an owner that had more than others that their
-//! streams become slower by no more than a factor ([`sizing`](crate::ubatches::sizing)). In simulation this costs a flood of
-//! long prompts 2 % of its speed.
+//! next requests wait for them. So while an owner that has had little has streams, a ubatch beside them gets a bounded number of
+//! prompt rows of owners that have had more. A stream then becomes slower by a factor at most, which
+//! [`sizing`](crate::ubatches::sizing) has. In simulation this costs a flood of long prompts 2 % of its speed.
 //!
 //! Order decides when a token comes, never which one.
 

@@ -50,7 +50,7 @@ impl Work {
     /// The push constants and the specialization constants, if this is a run of `shader`.
     ///
     /// # Panics
-    /// If `P` is larger than any push constants may be. It must be the type that the shader's ops push.
+    /// If this is a run of `shader`, and its push constants have another size than `P`.
     pub(crate) fn of<P: Pod>(&self, shader: &Shader) -> Option<(P, &[u32])> {
         let (name, constants) = self.wanted.key();
         (name == shader.name).then(|| (bytemuck::pod_read_unaligned(self.push()), constants))

@@ -85,6 +85,6 @@ fn all_shapes_have_the_bits_of_the_cpu() {
 fn decays_to_nothing_have_the_bits_of_the_cpu() {
     let mut random = Random(52);
     check(shape(6, 20, 7, 2), 60.0, 1.0, &mut random, None);
-    // No inputs: what is left at a flush becomes 0, outputs may be -0.
+    // Without inputs a state only decays, until kernels take what is too small for 0. An output may then be -0.
     check(shape(2, 16, 5, 1), 0.9, 0.0, &mut random, Some(1e-20));
 }
