@@ -166,7 +166,7 @@ impl Experts {
         let pairs = if away.is_rehearsal {
             away.scratch.zeros(routing.n_pairs(), x.cols())
         } else {
-            self.of_pairs(&place, &away.x, &away.routing)
+            device.on_host(|| self.of_pairs(&place, &away.x, &away.routing))
         };
         match onto {
             // The order of the sum is that of its bits: what it begins with lies here.
@@ -201,7 +201,7 @@ impl Experts {
             compute(&share, guests);
         }
         let there = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
-        let stay = || self.of_pairs(&there, &away.x, &staying.routing);
+        let stay = || device.on_host(|| self.of_pairs(&there, &away.x, &staying.routing));
         let stayed = if visiting.is_empty() {
             device.begin();
             stay()
