@@ -590,6 +590,12 @@ pub struct HealthReply {
     /// Bytes of experts' weights that were sent from the host to the device since loading.
     #[prost(uint64, tag = "25")]
     pub expert_bytes_sent: u64,
+    /// Microseconds since loading that the host waited for the device's rows before its experts could begin, and that it computed them.
+    /// The device waits for the latter, but for what it has to do meanwhile.
+    #[prost(uint64, tag = "26")]
+    pub expert_wait_us: u64,
+    #[prost(uint64, tag = "27")]
+    pub host_expert_us: u64,
 }
 /// Bytes and number of the records of prefixes on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

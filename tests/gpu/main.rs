@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod gpu_experts;
+mod gpu_experts_seen;
 mod gpu_lines;
 mod gpu_states;
 
@@ -10,5 +11,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
-    brigade_harness::main(brigade_harness::modules![gpu_experts, gpu_lines, gpu_states])
+    brigade_harness::main(brigade_harness::modules![
+        gpu_experts,
+        gpu_experts_seen,
+        gpu_lines,
+        gpu_states
+    ])
 }

@@ -227,6 +227,9 @@ impl Bound {
             () = shutdown => {}
             stuck = worker.stuck() => return Err(stuck.into()),
         }
+        let backend = worker.loader().backend.clone();
+        // A panic there was printed: the records are then older.
+        let _ = tokio::task::spawn_blocking(move || backend.write_records()).await;
         stop.cancel();
         // Calls that do not end by themselves are cut when the process or the runtime ends.
         match tokio::time::timeout(LEAVE_WITHIN, serving).await {

@@ -1,6 +1,8 @@
 //! The engine behind the worker's traits: the models that it can run, the needs of a stage, and building and running
 //! one.
 
+mod expert_record;
+mod learning;
 mod runner;
 
 use std::collections::BTreeMap;
@@ -35,6 +37,8 @@ use crate::host;
 use crate::machine::memory;
 use crate::machine::turns::Turns;
 use crate::weights::reader::Weights;
+use expert_record::ExpertRecords;
+use learning::{Learner, Learning};
 use runner::{EngineStage, taken};
 
 /// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
@@ -56,6 +60,8 @@ pub struct EngineBackend {
     visits: Visits,
     /// Bytes of the GPU's memory for copies of some of them.
     expert_cache_bytes: u64,
+    /// Keeps over restarts which experts are used most.
+    learning: Arc<Learning>,
     /// Where stages on the CPU wait for their turn, if there are others.
     turns: Option<Arc<Turns>>,
 }
@@ -129,6 +135,7 @@ impl EngineBackend {
             experts: config.experts,
             visits,
             expert_cache_bytes: config.expert_cache_bytes,
+            learning: Arc::new(Learning::new(ExpertRecords::open(&config.cache_dir))),
             turns,
         })
     }
@@ -157,6 +164,16 @@ impl EngineBackend {
         device.set_room_for_copies(self.expert_cache_bytes);
         device.host().pool().pin_caller();
         Ok(device)
+    }
+
+    /// Keeps what a stage of this model learns of its experts, if it does.
+    fn learner(&self, model: blake3::Hash, stage: &Stage) -> Option<Learner> {
+        let counts = stage.use_counts()?;
+        let copied_bytes = stage.expert_counts().sent_bytes;
+        if copied_bytes > 0 {
+            tracing::info!(copied_bytes, "experts that were used most before are on the GPU");
+        }
+        Some(self.learning.begin(model, counts))
     }
 }
 
@@ -320,7 +337,12 @@ impl StageBackend for EngineBackend {
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
         let BuildOrder { model, weights, spec, mut progress } = order;
-        let device = self.device(&spec)?;
+        let mut device = self.device(&spec)?;
+        let learns = self.expert_cache_bytes > 0 && !device.is_host();
+        let model_hash = learns.then(|| blake3::hash(&model.header_bytes()));
+        if let Some(model) = &model_hash {
+            device.set_earlier_uses(self.learning.records().read(model));
+        }
         let turns = self.turns.clone().filter(|_| device.is_host());
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
@@ -368,7 +390,12 @@ impl StageBackend for EngineBackend {
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
         };
-        Ok((Box::new(EngineStage::new(stage, turns)), facts))
+        let learner = model_hash.and_then(|model| self.learner(model, &stage));
+        Ok((Box::new(EngineStage::new(stage, turns, learner)), facts))
+    }
+
+    fn write_records(&self) {
+        self.learning.write();
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {

@@ -243,6 +243,12 @@ pub struct StageBytes {
     /// Bytes of experts' weights that were sent there since loading.
     #[serde(default)]
     pub expert_bytes_sent: u64,
+    /// Microseconds since loading that the host waited for the GPU's rows before its experts could begin.
+    #[serde(default)]
+    pub expert_wait_us: u64,
+    /// Microseconds since loading that the host computed its experts, while the GPU waited or computed what it had besides.
+    #[serde(default)]
+    pub host_expert_us: u64,
 }
 
 /// A stage of it.

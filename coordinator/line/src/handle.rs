@@ -244,6 +244,40 @@ pub struct StageResident {
     pub resident_bytes: u64,
     /// Most that was resident since the process began; 0 where that cannot be known.
     pub peak_bytes: u64,
+    /// Work of its routed experts since it was loaded.
+    pub experts: StageExperts,
+}
+
+/// Work of a stage's routed experts, on a GPU and with the host beside it; zeros on a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StageExperts {
+    /// Rows that the GPU computed, those with copies of the host's experts among them.
+    pub device_rows: u64,
+    /// Rows that it computed with such copies.
+    pub copied_rows: u64,
+    /// Rows that the host computed.
+    pub host_rows: u64,
+    /// Bytes of weights that were sent to the GPU.
+    pub sent_bytes: u64,
+    /// Microseconds that the host waited for the GPU's rows.
+    pub host_waited_us: u64,
+    /// Microseconds that the host computed, while the GPU waited or computed what it had besides.
+    pub host_computed_us: u64,
+}
+
+impl StageExperts {
+    /// The work since an earlier reading of the same stage.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            device_rows: self.device_rows.saturating_sub(before.device_rows),
+            copied_rows: self.copied_rows.saturating_sub(before.copied_rows),
+            host_rows: self.host_rows.saturating_sub(before.host_rows),
+            sent_bytes: self.sent_bytes.saturating_sub(before.sent_bytes),
+            host_waited_us: self.host_waited_us.saturating_sub(before.host_waited_us),
+            host_computed_us: self.host_computed_us.saturating_sub(before.host_computed_us),
+        }
+    }
 }
 
 /// A question for the stages: a sequence's state, or which sequences they hold.

@@ -9,6 +9,7 @@
 //! begins ([`context`]). With `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
 
 mod context;
+mod experts;
 mod limits;
 mod memory;
 mod mixed;
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use brigade_engine::batch::SamplingParams;
-use brigade_line::handle::{LineInfo, SeqEvent, Sequence, StageResident};
+use brigade_line::handle::{LineInfo, SeqEvent, Sequence, StageExperts, StageResident};
 use brigade_line::measured::meter::{UbatchSize, hop_us, sizes, summarise};
 use brigade_line::measured::record::UbatchRecord;
 use brigade_line::request::{Drawing, Request};
@@ -130,6 +131,8 @@ struct Row {
     hop_us: f64,
     /// Bytes that the stages hold after the row was measured, first stage first. Peaks are since the workers' start.
     memory: Vec<StageResident>,
+    /// Work of the stages' routed experts during the measurement, first stage first; empty where none lie beside a GPU.
+    experts: Vec<StageExperts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mixed: Option<Mixed>,
 }
@@ -189,6 +192,7 @@ async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
         print_table(&rows)?;
     }
     print_limits(&info, &limits)?;
+    experts::print(&rows)?;
     memory::print(rows.last().map_or(&[], |row| &row.memory))
 }
 
@@ -271,6 +275,7 @@ struct Sample {
     seconds: f64,
     records: Vec<UbatchRecord>,
     memory: Vec<StageResident>,
+    experts: Vec<StageExperts>,
 }
 
 struct Bench<'a> {
@@ -291,6 +296,7 @@ impl Bench<'_> {
         }
         let request = |sequence| self.request(test, sequence, depth);
         let requests: Vec<Request> = (0..parallel).map(request).collect::<Result<_>>()?;
+        let before = self.session.engine.memory().await?;
         self.session.meter.take();
         let from = self.session.meter.now();
         let start = Instant::now();
@@ -309,7 +315,9 @@ impl Bench<'_> {
         }
         context::check(&sequences, depth)?;
         let records = self.session.meter.take();
-        Ok(Sample { seconds, records, memory: self.session.engine.memory().await? })
+        let memory = self.session.engine.memory().await?;
+        let experts = experts::between(&before, &memory);
+        Ok(Sample { seconds, records, memory, experts })
     }
 
     async fn row(&self, test: Test, parallel: u32) -> Result<Row> {
@@ -356,6 +364,7 @@ impl Bench<'_> {
             ubatches: sizes(&sample.records),
             hop_us: hop_us(&sample.records),
             memory: sample.memory.clone(),
+            experts: sample.experts.clone(),
             mixed: None,
         }
     }
@@ -364,6 +373,7 @@ impl Bench<'_> {
     /// operations are the prompts' too.
     async fn mixed_row(&self, parallel: u32) -> Result<Row> {
         let test = Test::Decode { n_gen: self.args.generate };
+        let before = self.session.engine.memory().await?;
         self.session.meter.take();
         let start = Instant::now();
         let mut streams = Vec::new();
@@ -378,7 +388,9 @@ impl Bench<'_> {
         })
         .await?;
         let (seconds, records) = (start.elapsed().as_secs_f64(), self.session.meter.take());
-        let sample = Sample { seconds, records, memory: self.session.engine.memory().await? };
+        let memory = self.session.engine.memory().await?;
+        let experts = experts::between(&before, &memory);
+        let sample = Sample { seconds, records, memory, experts };
         let mut row = Row { test: "mixed", ..self.row_of(test, parallel, &sample) };
         row.gop_per_second += self.ops(prefill, prompts.len() as u32) / row.seconds / 1e9;
         row.share_of_peak = self.limits.and_then(|l| Some(row.gop_per_second / l.peak(row.peak)?));

@@ -63,6 +63,11 @@ pub trait Block: Send + Sync {
         Ok(())
     }
 
+    /// Has the device copy weights that lie elsewhere and that it shall have from the beginning ([`Device::choose_copies`]).
+    fn make_copies(&self, device: &Device) {
+        let _ = device;
+    }
+
     /// Computes rows `[n_rows, n_embd]` from the normed rows `x[n_rows, n_embd]`, and moves the block's `state` on, which is
     /// what its kind asks for ([`BlockKind::state`]).
     ///

@@ -27,6 +27,7 @@ pub use experts::changes::ExpertChange;
 pub use experts::guests::{ExpertShares, GUESTS_AT_ONCE, Guests, RoutingShare, bytes_for_guests};
 pub use experts::job::{ExpertWay, ExpertWays};
 pub use experts::on_host::{Away, ExpertCounts, Sent};
+pub use experts::use_counts::{ExpertLayer, ExpertUses, UseCounts};
 pub use experts::visits::{VisitSpeeds, Visits};
 pub use experts::{ExpertJob, ExpertMatrices};
 pub use kinds::{KINDS, gpus};

@@ -67,10 +67,14 @@ pub(super) struct KeptFor<'a> {
 }
 
 impl KeptWeights {
-    /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows.
+    /// Makes room on the device for weights that lie elsewhere and come there for ubatches of many rows, and copies those that
+    /// it shall have from the beginning.
     pub(super) fn make_room(&self, device: &Device) -> Result<(), ModelError> {
-        let mut blocks = self.layers.values().flat_map(|layer| &layer.part.weights);
-        Ok(blocks.try_for_each(|weights| weights.block.make_room(device))?)
+        let blocks = || self.layers.values().flat_map(|layer| &layer.part.weights);
+        blocks().try_for_each(|weights| weights.block.make_room(device))?;
+        device.choose_copies();
+        blocks().for_each(|weights| weights.block.make_copies(device));
+        Ok(())
     }
 
     /// Lets go of every part with a tensor of which `is_same` does not know that it has not changed.

@@ -39,7 +39,7 @@ pub use own_drafts::{DraftRow, check_own_drafts};
 use crate::batch::{AdapterUse, Boundary, RowOutput, SeqOp, SeqPart, SlotId, UBatch, Want};
 use crate::block::RowAdapters;
 use crate::constraint::{Masks, VocabularySource};
-use crate::device::{Device, ExpertCounts, Handed, KernelTime, Scratch};
+use crate::device::{Device, ExpertCounts, Handed, KernelTime, Scratch, UseCounts};
 use crate::error::BatchError;
 use crate::gguf::adapters::of_model;
 use crate::kernels::RopeParams;
@@ -148,6 +148,11 @@ impl Stage {
     /// Counts of its experts, where a GPU computes; else zeros.
     pub fn expert_counts(&self) -> ExpertCounts {
         self.device.expert_counts()
+    }
+
+    /// How often its experts are used; `None` where nothing counts it.
+    pub fn use_counts(&self) -> Option<UseCounts> {
+        self.device.use_counts()
     }
 
     /// Work handed to the GPU so far; zeros on a CPU.

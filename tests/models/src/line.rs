@@ -9,7 +9,7 @@ use brigade_engine::batch::{
     SeqOp, SeqPart, SlotId, UBatch, Want,
 };
 use brigade_engine::control_vectors::{ControlVectors, StageVectors};
-use brigade_engine::device::{Device, DeviceName, DeviceOptions, Devices, Visits};
+use brigade_engine::device::{Device, DeviceName, DeviceOptions, Devices, ExpertUses, Visits};
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
@@ -91,6 +91,8 @@ pub struct LineConfig {
     pub visits: Visits,
     /// Bytes of the GPU's memory for copies of them.
     pub copies: u64,
+    /// Uses of experts that a stage before has counted.
+    pub earlier_uses: Vec<ExpertUses>,
     /// Whether the last stage has the model's own blocks of drafts.
     pub own_drafts: bool,
     /// Files of the model's adapters.
@@ -116,6 +118,7 @@ impl Default for LineConfig {
             host_experts: 0,
             visits: Visits::Never,
             copies: 0,
+            earlier_uses: Vec::new(),
             own_drafts: false,
             adapters: Vec::new(),
             uses: Vec::new(),
@@ -372,6 +375,7 @@ fn device(table: Option<&str>, config: &LineConfig) -> Device {
 fn load(model: &Arc<Gguf>, layers: Range<usize>, mut device: Device, config: &LineConfig) -> Stage {
     device.set_visits(config.visits);
     device.set_room_for_copies(config.copies);
+    device.set_earlier_uses(config.earlier_uses.clone());
     let n_positions = brigade_models::describe(model).unwrap().max_positions();
     let stage = StageConfig {
         n_slots: N_SLOTS,

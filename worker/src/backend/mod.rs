@@ -145,6 +145,9 @@ pub trait StageBackend: Send + Sync + 'static {
     /// # Errors
     /// As [`StageBackend::build`].
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure>;
+
+    /// Writes what the stage has learned and the next start is to know. Called once the process is about to end. Blocks.
+    fn write_records(&self) {}
 }
 
 /// Why a stage could not do something.

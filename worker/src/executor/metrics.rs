@@ -15,7 +15,7 @@ pub struct Meter {
     computing_since: AtomicU64,
     ubatches_done: AtomicU64,
     /// The fields of [`ExpertCounts`], in order.
-    experts: [AtomicU64; 4],
+    experts: [AtomicU64; 6],
     queue_len: AtomicU32,
     wire_bytes_in: AtomicU64,
     wire_bytes_out: AtomicU64,
@@ -83,8 +83,16 @@ impl Meter {
 
     /// Stores the counts of the routed experts since the stage was loaded.
     pub fn experts(&self, counts: ExpertCounts) {
-        let ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes } = counts;
-        let counts = [device_rows, copy_rows, host_rows, sent_bytes];
+        let ExpertCounts {
+            device_rows,
+            copy_rows,
+            host_rows,
+            sent_bytes,
+            host_waited_us,
+            host_computed_us,
+        } = counts;
+        let counts =
+            [device_rows, copy_rows, host_rows, sent_bytes, host_waited_us, host_computed_us];
         self.experts.iter().zip(counts).for_each(|(count, now)| count.store(now, Relaxed));
     }
 
@@ -106,13 +114,21 @@ impl Meter {
             since => lane_us.saturating_sub(since - 1),
         };
         let experts = self.experts.each_ref().map(|count| count.load(Relaxed));
-        let [device_rows, copy_rows, host_rows, sent_bytes] = experts;
+        let [device_rows, copy_rows, host_rows, sent_bytes, host_waited_us, host_computed_us] =
+            experts;
         Reading {
             busy_us: self.busy_us.load(Relaxed) + computing_us,
             lane_us,
             computing_us,
             ubatches_done: self.ubatches_done.load(Relaxed),
-            experts: ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes },
+            experts: ExpertCounts {
+                device_rows,
+                copy_rows,
+                host_rows,
+                sent_bytes,
+                host_waited_us,
+                host_computed_us,
+            },
             queue_len: self.queue_len.load(Relaxed),
             wire_bytes_in: self.wire_bytes_in.load(Relaxed),
             wire_bytes_out: self.wire_bytes_out.load(Relaxed),

@@ -10,6 +10,7 @@ use brigade_engine::error::SnapshotError;
 use brigade_engine::stage::{Begun, Stage};
 use brigade_engine::state::{CopyRoom, StageCopy};
 
+use super::learning::Learner;
 use crate::backend::{
     CopyFacts, FindSource, Finished, KeptWeights, StageError, StageRunner, StageShape,
 };
@@ -21,12 +22,14 @@ pub(super) struct EngineStage {
     /// Ubatches that were begun and are not finished, in their order.
     begun: VecDeque<Begun>,
     turns: Option<Arc<Turns>>,
+    /// Keeps which experts it uses; `None`: nobody counts that.
+    learner: Option<Learner>,
 }
 
 impl EngineStage {
     /// A runner that takes turns where there are other stages.
-    pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>) -> Self {
-        Self { stage, begun: VecDeque::new(), turns }
+    pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>, learner: Option<Learner>) -> Self {
+        Self { stage, begun: VecDeque::new(), turns, learner }
     }
 }
 
@@ -98,7 +101,9 @@ impl StageRunner for EngineStage {
     }
 
     fn into_kept(self: Box<Self>) -> KeptWeights {
-        self.stage.into_kept()
+        let Self { stage, learner, .. } = *self;
+        drop(learner);
+        stage.into_kept()
     }
 
     fn copy_facts(&self) -> Option<CopyFacts> {

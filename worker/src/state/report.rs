@@ -170,6 +170,8 @@ impl Worker {
             host_expert_rows: experts.host_rows,
             copied_expert_rows: experts.copy_rows,
             expert_bytes_sent: experts.sent_bytes,
+            expert_wait_us: experts.host_waited_us,
+            host_expert_us: experts.host_computed_us,
             host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }

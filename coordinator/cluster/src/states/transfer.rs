@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use brigade_engine::batch::{CopyName, SlotId};
 use brigade_engine::state::{merge_snapshots, select_layers};
-use brigade_line::handle::StageResident;
+use brigade_line::handle::{StageExperts, StageResident};
 use brigade_line::stages::prefix_names::{Key, Names};
 use brigade_line::stages::states::{Asked, Choice, Found, PrefixChoice, Sought, StateAccess};
 use brigade_plan::Checkpoint;
@@ -89,6 +89,14 @@ impl StageStates {
                 state_bytes: health.state_bytes,
                 resident_bytes: health.memory_used,
                 peak_bytes: health.memory_peak,
+                experts: StageExperts {
+                    device_rows: health.expert_rows,
+                    copied_rows: health.copied_expert_rows,
+                    host_rows: health.host_expert_rows,
+                    sent_bytes: health.expert_bytes_sent,
+                    host_waited_us: health.expert_wait_us,
+                    host_computed_us: health.host_expert_us,
+                },
             });
         }
         Ok(all)

@@ -125,6 +125,8 @@ fn bytes(health: &HealthReply) -> StageBytes {
         expert_rows: [health.expert_rows, health.host_expert_rows],
         copied_expert_rows: health.copied_expert_rows,
         expert_bytes_sent: health.expert_bytes_sent,
+        expert_wait_us: health.expert_wait_us,
+        host_expert_us: health.host_expert_us,
     }
 }
 

@@ -85,6 +85,7 @@ const STAGE_SHARE: &str = "brigade_stage_busy_share";
 const STAGE_MEMORY: &str = "brigade_stage_memory_bytes";
 const HOST_EXPERTS: &str = "brigade_stage_host_expert_bytes";
 const EXPERTS_SENT: &str = "brigade_stage_expert_sent_bytes";
+const EXPERT_TIME: &str = "brigade_stage_expert_seconds";
 const EXPERT_ROWS: &str = "brigade_stage_expert_row_share";
 const WORKERS: &str = "brigade_workers";
 const WIRE_BYTES: &str = "brigade_wire_bytes_total";
@@ -311,6 +312,11 @@ fn describe() {
         Unit::Bytes,
         "Weights of experts that were sent from the host to the GPU since loading"
     );
+    describe_gauge!(
+        EXPERT_TIME,
+        Unit::Seconds,
+        "Time since loading that a GPU's host waited for rows of experts (waited) and computed them (computed)"
+    );
     describe_gauge!(EXPERT_ROWS, "Share of the rows of routed experts since loading, by place");
     describe_counter!(WIRE_BYTES, Unit::Bytes, "Bytes of ubatch frames received by a stage");
     describe_histogram!(WIRE_SECONDS, Unit::Seconds, "A ubatch's trip less computing and waiting");
@@ -479,6 +485,7 @@ pub fn heartbeat(stage: usize, health: &HealthReply, busy_share: f64) {
     gauge!(STAGE_MEMORY, &labels).set(health.memory_used as f64);
     gauge!(HOST_EXPERTS, &labels).set(health.host_expert_bytes as f64);
     gauge!(EXPERTS_SENT, &labels).set(health.expert_bytes_sent as f64);
+    expert_time(&labels, [health.expert_wait_us, health.host_expert_us]);
     let others = health.expert_rows.saturating_sub(health.copied_expert_rows);
     let (copies, host) = (health.copied_expert_rows, health.host_expert_rows);
     expert_rows(&labels, ExpertRows { device: others, copies, host });
@@ -516,6 +523,14 @@ fn expert_rows(labels: &StageLabels, rows: ExpertRows) {
     }
 }
 
+/// Publishes the microseconds that a stage's host waited for rows of experts and computed them.
+fn expert_time(labels: &StageLabels, us: [u64; 2]) {
+    for (what, us) in ["waited", "computed"].into_iter().zip(us) {
+        let [stage, worker] = labels.clone();
+        gauge!(EXPERT_TIME, &[stage, worker, ("what", what.to_owned())]).set(us as f64 / 1e6);
+    }
+}
+
 /// A line over these workers is ready, first stage first: their counters begin. Gauges of the last line's stages are
 /// removed.
 pub fn line_up(names: impl Iterator<Item = String>) {
@@ -527,6 +542,7 @@ pub fn line_up(names: impl Iterator<Item = String>) {
         gauge!(STAGE_MEMORY, &labels).set(0.0);
         gauge!(HOST_EXPERTS, &labels).set(0.0);
         gauge!(EXPERTS_SENT, &labels).set(0.0);
+        expert_time(&labels, [0; 2]);
         expert_rows(&labels, ExpertRows::default());
     }
     let line: Vec<_> = names.map(|name| workers.label(&name)).collect();

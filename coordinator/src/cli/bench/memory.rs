@@ -45,6 +45,7 @@ mod tests {
             state_bytes: 20_000_000,
             resident_bytes: peak / 2,
             peak_bytes: peak,
+            ..StageResident::default()
         };
         let more = describe(&stage(400_000_000));
         assert!(

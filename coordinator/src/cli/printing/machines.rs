@@ -83,10 +83,20 @@ fn with_host(bytes: Option<&StageBytes>) -> String {
                 0 => String::new(),
                 rows => format!(", {:.0} % by copies on the GPU", percent(rows)),
             };
-            format!(" ({:.0} % of their rows{copies})", percent(there))
+            let [waited, computed] = [bytes.expert_wait_us, bytes.host_expert_us];
+            let times = match waited + computed {
+                0 => String::new(),
+                _ => format!("; it waited {} for rows, computed {}", time(waited), time(computed)),
+            };
+            format!(" ({:.0} % of their rows{copies}{times})", percent(there))
         }
     };
     format!(", experts {} with the host{share}", format_bytes(bytes.host_experts))
+}
+
+/// Microseconds, in seconds.
+fn time(us: u64) -> String {
+    format!("{:.1} s", us as f64 / 1e6)
 }
 
 fn heard(ms_ago: u64) -> String {
@@ -149,6 +159,9 @@ mod tests {
             bytes: Some(StageBytes {
                 host_experts: 2 << 30,
                 expert_rows: [100, 300],
+                copied_expert_rows: 80,
+                expert_wait_us: 1_250_000,
+                host_expert_us: 40_000_000,
                 ..StageBytes::default()
             }),
             gb_per_second: Some(40.0),
@@ -160,7 +173,8 @@ mod tests {
         let cells = row(&node, 0);
         let (speed, memory) = (
             "40 GB/s 900 GOP/s, 2.0 times slower",
-            "3.00 GiB of 12.00 GiB, experts 2.00 GiB with the host (75 % of their rows)",
+            "3.00 GiB of 12.00 GiB, experts 2.00 GiB with the host (75 % of their rows, 20 % by copies on the GPU; \
+             it waited 1.2 s for rows, computed 40.0 s)",
         );
         let device = "avx2, 8 threads";
         assert_eq!(cells[2..], ["stage 1", "4..8", "0.4 s ago", "63 %", memory, speed, device]);

@@ -9,8 +9,8 @@ use crate::block::linear::Linear;
 use crate::block::lora::{self, Adapted, ExpertLora};
 use crate::block::{BlockCx, RowAdapters};
 use crate::device::{
-    Away, Device, ExpertJob, ExpertMatrices, ExpertShares, ExpertWay, ExpertWays, Guests,
-    RoutingShare, Rows, Scratch, Sent,
+    Away, Device, ExpertJob, ExpertLayer, ExpertMatrices, ExpertShares, ExpertWay, ExpertWays,
+    Guests, RoutingShare, Rows, Scratch, Sent,
 };
 use crate::kernels::{KernelError, Vector};
 use crate::ops::{ExpertRows, Routing};
@@ -22,8 +22,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Experts of one size.
 pub(super) struct Experts {
-    /// Number of the layer's experts, unique in this process.
-    id: u64,
+    /// The layer that they are of.
+    layer: ExpertLayer,
     n_ff: usize,
     activation: Activation,
     /// Whether weights multiply what an expert reads, not what it gives.
@@ -103,7 +103,10 @@ impl Experts {
             Projections::load(experts, &name, loader)
         };
         Ok(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            layer: ExpertLayer {
+                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                name: format!("{stem}.{suffix}"),
+            },
             n_ff,
             activation,
             weigh_input,
@@ -141,7 +144,7 @@ impl Experts {
         let away = device.away(sent);
         let sum = self.sum_away(cx, x, routing, &away, onto);
         if !away.is_rehearsal {
-            device.learn(self.id, &away.routing, &self.matrices());
+            device.learn(self.layer.id, &away.routing, &self.matrices());
         }
         sum
     }
@@ -166,7 +169,7 @@ impl Experts {
         let pairs = if away.is_rehearsal {
             away.scratch.zeros(routing.n_pairs(), x.cols())
         } else {
-            self.of_pairs(&place, &away.x, &away.routing)
+            device.on_host(|| self.of_pairs(&place, &away.x, &away.routing))
         };
         match onto {
             // The order of the sum is that of its bits: what it begins with lies here.
@@ -190,7 +193,7 @@ impl Experts {
             return None;
         }
         let ExpertShares { with_copy, visiting, staying } =
-            device.shares(self.id, &away.routing, &self.matrices())?;
+            device.shares(self.layer.id, &away.routing, &self.matrices())?;
         let mut pairs = scratch.take(away.routing.n_pairs(), x.cols());
         let mut compute = |share: &RoutingShare, guests: Guests<'_>| {
             let place = Place { device, scratch, adapters, guests: Some(guests) };
@@ -201,7 +204,7 @@ impl Experts {
             compute(&share, guests);
         }
         let there = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
-        let stay = || self.of_pairs(&there, &away.x, &staying.routing);
+        let stay = || device.on_host(|| self.of_pairs(&there, &away.x, &staying.routing));
         let stayed = if visiting.is_empty() {
             device.begin();
             stay()
@@ -238,7 +241,12 @@ impl Experts {
 
     /// Makes room on the device for experts that visit it.
     pub(super) fn make_room(&self, device: &Device) -> Result<(), KernelError> {
-        device.make_room(&self.matrices())
+        device.make_room(&self.layer, &self.matrices())
+    }
+
+    /// Has the device copy those that it shall have from the beginning.
+    pub(super) fn make_copies(&self, device: &Device) {
+        device.make_copies(&self.layer, &self.matrices());
     }
 
     /// Outputs of the chosen experts for each pair.

@@ -132,6 +132,14 @@ impl Moe {
     }
 }
 
+impl Moe {
+    /// Experts of each size.
+    fn all_experts(&self) -> impl Iterator<Item = &Experts> {
+        let adjugates = self.adjugates.as_ref().map(|adjugates| &adjugates.experts);
+        adjugates.into_iter().chain([&self.experts])
+    }
+}
+
 impl Block for Moe {
     fn nbytes(&self) -> usize {
         let adjugates = self.adjugates.as_ref().map_or(0, |a| a.experts.nbytes());
@@ -149,8 +157,11 @@ impl Block for Moe {
     }
 
     fn make_room(&self, device: &Device) -> Result<(), KernelError> {
-        let adjugates = self.adjugates.as_ref().map(|adjugates| &adjugates.experts);
-        adjugates.into_iter().chain([&self.experts]).try_for_each(|of| of.make_room(device))
+        self.all_experts().try_for_each(|of| of.make_room(device))
+    }
+
+    fn make_copies(&self, device: &Device) {
+        self.all_experts().for_each(|of| of.make_copies(device));
     }
 
     fn forward(&self, cx: &mut BlockCx<'_>, _: &mut BlockState, x: &Rows) -> Rows {

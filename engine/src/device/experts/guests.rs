@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use super::ExpertMatrices;
 use super::on_host::Beside;
 use super::places::Places;
+use super::use_counts::ExpertLayer;
 use super::visits::Visits;
 use crate::device::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
@@ -98,12 +99,19 @@ impl Device {
         }
     }
 
-    /// Makes room for guests: experts with these matrices.
+    /// Makes room for guests: experts of a layer with these matrices. From now on they may have copies.
     ///
     /// # Errors
     /// [`KernelError::Device`] where the device has no memory for that.
-    pub fn make_room(&self, matrices: &[&ExpertMatrices]) -> Result<(), KernelError> {
+    pub fn make_room(
+        &self,
+        layer: &ExpertLayer,
+        matrices: &[&ExpertMatrices],
+    ) -> Result<(), KernelError> {
         let (Some(there), Some(beside)) = (&self.there, &self.beside) else { return Ok(()) };
+        if matrices.iter().all(|all| all.is_beside()) {
+            beside.copies().know(layer, matrices);
+        }
         if beside.visits == Visits::Never {
             return Ok(());
         }

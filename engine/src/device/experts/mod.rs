@@ -55,6 +55,11 @@ impl ExpertMatrices {
         self.is_beside
     }
 
+    /// Number of matrices.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
     /// Rows of each matrix, which are output features; 0 where there is none.
     pub(super) fn rows(&self) -> usize {
         self.all.first().map_or(0, |matrix| matrix.rows())

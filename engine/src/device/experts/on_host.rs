@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::copies::Copies;
 use super::places::Places;
@@ -30,6 +31,9 @@ pub(crate) struct Beside {
     /// Copies of some that stay here, and pairs that were computed with these.
     copies: Mutex<Copies>,
     pub(super) n_hits: AtomicU64,
+    /// Microseconds that the host waited for rows, and that it computed.
+    waited_us: AtomicU64,
+    computed_us: AtomicU64,
 }
 
 /// Counts of a stage's experts on a device, since it was loaded.
@@ -43,6 +47,10 @@ pub struct ExpertCounts {
     pub host_rows: u64,
     /// Bytes of weights that were sent from the host to the device.
     pub sent_bytes: u64,
+    /// Microseconds that the host waited for the device's rows before its experts could begin.
+    pub host_waited_us: u64,
+    /// Microseconds that the host computed its experts. The device waits for that, but for what it has to do meanwhile.
+    pub host_computed_us: u64,
 }
 
 /// Rows on their way to where their experts lie.
@@ -81,6 +89,8 @@ impl Beside {
             places: Places::default(),
             copies: Mutex::default(),
             n_hits: AtomicU64::default(),
+            waited_us: AtomicU64::default(),
+            computed_us: AtomicU64::default(),
         }
     }
 
@@ -148,8 +158,14 @@ impl Device {
         let Some(beside) = &self.beside else { return ExpertCounts::default() };
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let [device_rows, host_rows] = beside.n_pairs.each_ref().map(read);
-        let (copy_rows, sent_bytes) = (read(&beside.n_hits), read(&beside.sent_bytes));
-        ExpertCounts { device_rows, copy_rows, host_rows, sent_bytes }
+        ExpertCounts {
+            device_rows,
+            copy_rows: read(&beside.n_hits),
+            host_rows,
+            sent_bytes: read(&beside.sent_bytes),
+            host_waited_us: read(&beside.waited_us),
+            host_computed_us: read(&beside.computed_us),
+        }
     }
 
     /// Makes this device begin with all that it was told.
@@ -168,7 +184,8 @@ impl Device {
         let Sent { values, cols, mut routing } = sent;
         let n_rows = routing.n_rows();
         there.begin();
-        let (rows, chosen) = values.bytes().split_at(n_rows * cols * size_of::<f32>());
+        let (rows, chosen) = counted(&beside.waited_us, || values.bytes())
+            .split_at(n_rows * cols * size_of::<f32>());
         or_give_up(there.check());
         let mut x = beside.scratch.take(n_rows, cols);
         x.write(bytemuck::cast_slice(rows));
@@ -180,6 +197,14 @@ impl Device {
         Away { device: &beside.host, scratch: &beside.scratch, x, routing, is_rehearsal }
     }
 
+    /// What the host computes for its experts, whose time is counted.
+    pub fn on_host<T>(&self, compute: impl FnOnce() -> T) -> T {
+        match &self.beside {
+            Some(beside) => counted(&beside.computed_us, compute),
+            None => compute(),
+        }
+    }
+
     /// Rows that were computed beside this device, as rows of its own.
     ///
     /// # Panics
@@ -189,6 +214,14 @@ impl Device {
         self.lent(rows, &mut |from| self.run(Copy { from, to: here.view_mut() }));
         here
     }
+}
+
+/// Adds the microseconds that `work` takes to `us`.
+fn counted<T>(us: &AtomicU64, work: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = work();
+    us.fetch_add(begun.elapsed().as_micros() as u64, Ordering::Relaxed);
+    done
 }
 
 /// Place of rows in a device's memory.

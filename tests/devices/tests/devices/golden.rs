@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use brigade_device_tests::{Far, FarCounts};
-use brigade_engine::device::{Device, Visits};
+use brigade_engine::device::{Device, ExpertUses, Visits};
 use brigade_engine::gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
@@ -29,6 +29,9 @@ const N_PROMPT: usize = 60;
 const N_UBATCH: usize = 37;
 /// Tokens that are drawn behind it.
 const N_DRAWN: usize = 8;
+
+/// Room for copies of all experts of that model.
+const ROOM: u64 = 1 << 30;
 
 /// Results of one pass: the bits of logits.
 type Bits = Vec<u32>;
@@ -196,6 +199,53 @@ fn experts_may_lie_with_the_host() {
     }
 }
 
+/// A stage begins with copies of the experts that one before it used most, as far as there is room. No token depends on it.
+fn a_stage_begins_with_what_another_has_learned() {
+    let path = model(MADE).unwrap();
+    let open = |copies: u64, earlier_uses: &[ExpertUses]| {
+        let (_, device) = far(&[]);
+        let earlier_uses = earlier_uses.to_vec();
+        let host_experts = u32::MAX;
+        let config = LineConfig { host_experts, copies, earlier_uses, ..LineConfig::default() };
+        Line::open_on(&path, &config, &device)
+    };
+    let counts = |line: &mut Line| line.stages()[0].expert_counts();
+    assert!(open(0, &[]).stages()[0].use_counts().is_none(), "no room, nothing is counted");
+    let mut line = open(ROOM, &[]);
+    let learned = line.stages()[0].use_counts().unwrap();
+    assert_eq!(counts(&mut line).sent_bytes, 0, "nothing is known: nothing is copied");
+    let want = line.generate(&prompt(), N_DRAWN, N_UBATCH);
+    let hits_before = counts(&mut line).copy_rows;
+    drop(line);
+    assert!(learned.n_counted() > 0);
+    let uses = learned.read();
+    println!("learned: {uses:?}");
+    // Room for all, for some, and for none of them.
+    let all = counts(&mut open(ROOM, &uses)).sent_bytes;
+    assert!(all > 0 && all <= ROOM);
+    for (room, least, most) in [(ROOM, all, all), (all / 2, 1, all / 2), (1, 0, 0)] {
+        let mut line = open(room, &uses);
+        let begun = counts(&mut line);
+        println!("{room} bytes: {begun:?}");
+        assert!((least..=most).contains(&begun.sent_bytes), "{room} bytes: {begun:?}");
+        let tokens = line.generate(&prompt(), N_DRAWN, N_UBATCH);
+        assert_eq!(tokens, want, "{room} bytes");
+        if room == ROOM {
+            let hits = counts(&mut line).copy_rows;
+            assert!(hits > hits_before, "{hits} hits, without a record {hits_before}");
+        }
+    }
+    // Those of another model are nothing to it.
+    let foreign =
+        |uses: &ExpertUses| ExpertUses { layer: format!("a.{}", uses.layer), ..uses.clone() };
+    let larger = |uses: &ExpertUses| ExpertUses { counts: vec![9.0; 999], ..uses.clone() };
+    for uses in [uses.iter().map(foreign).collect::<Vec<_>>(), uses.iter().map(larger).collect()] {
+        let mut line = open(ROOM, &uses);
+        assert_eq!(counts(&mut line).sent_bytes, 0);
+        assert_eq!(line.generate(&prompt(), N_DRAWN, N_UBATCH), want);
+    }
+}
+
 /// Adapters of experts, used by a whole prompt: products of pairs of some rows, and an op that far memory lacks.
 fn adapters_of_experts_may_be_used() {
     let path = model(MADE).unwrap();
@@ -224,5 +274,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         any_op_may_be_taken_away,
         lines_may_mix_devices,
         experts_may_lie_with_the_host,
+        a_stage_begins_with_what_another_has_learned,
         adapters_of_experts_may_be_used;
 ];
