@@ -395,6 +395,8 @@ mod tests {
             "brigade prune --unused-since 30d --yes --json",
             "brigade inspect hf:u/r:Q4_K_M --offline",
             "brigade tokenize -m hf:u/r hello --data-dir d",
+            "brigade serve --allow-pull hf:u/* --allow-pull hf:v/*-GGUF:Q4_* --pull-budget 200G",
+            "brigade key create me --may-load --models hf:u/r:Q4_K_M",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -5,3 +5,4 @@ pub mod fleet_plan;
 pub mod fleet_pool;
 pub mod models_dir;
 pub mod nodes;
+pub mod pulled;

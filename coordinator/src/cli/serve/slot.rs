@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use brigade_cluster::SeatId;
 use brigade_gguf::{FileState, TensorFiles};
@@ -42,7 +42,9 @@ pub struct Slot {
     /// Requests to it are to go on that the server before this one had begun.
     pub goes_on: bool,
     /// Whether the model was removed.
-    pub retired: AtomicBool,
+    retired: AtomicBool,
+    /// When it was last used: nanoseconds since 1970. 0: not by this process.
+    used: AtomicU64,
 }
 
 /// The results of loads.
@@ -145,12 +147,18 @@ impl Slot {
             standing: Mutex::new(standing),
             tries: watch::Sender::default(),
             retired: AtomicBool::default(),
+            used: AtomicU64::new(0),
         })
     }
 
     /// The model's name.
     pub fn name(&self) -> &str {
         self.served.model.name()
+    }
+
+    /// Marks the model as removed: it is unloaded when it is idle, and then forgotten.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
     }
 
     /// Whether the model was removed, so that no request asks for it any more.
@@ -200,6 +208,18 @@ impl Slot {
         let up = |took| Stage::Up { since: loaded.begun + took, took };
         let stage = loaded.took.map_or(Stage::Coming, up);
         Sight { stage, is_used: loaded.is_used(), used: loaded.used, ..away }
+    }
+
+    /// When it was last used: nanoseconds since 1970. 0: not by this process.
+    pub fn last_used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Notes when its line, which ends, was last used.
+    pub fn is_left(&self, loaded: &Loaded) {
+        let then = SystemTime::now() - loaded.used.elapsed();
+        let then = then.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        self.used.store(u64::try_from(then).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// A request of this key uses it.
