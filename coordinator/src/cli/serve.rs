@@ -9,6 +9,7 @@ mod lines;
 mod models;
 mod on_demand;
 mod orders;
+mod patience;
 pub mod planned;
 mod pool;
 mod pulled;
@@ -174,6 +175,10 @@ pub struct ServeArgs {
     /// then takes no new requests, completes those that run, and is unloaded. Such as 60s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     swap_after: Duration,
+    /// With --load demand: how long a load may stand still, without a byte more than before, until it is given up and its
+    /// room is free. Such as 5m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::some_time)]
+    load_patience: Duration,
     /// With --load demand: most models that are loaded at once [default: as many as have room]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_loaded: Option<usize>,

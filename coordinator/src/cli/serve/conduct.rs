@@ -163,6 +163,26 @@ impl Stable {
         }
     }
 
+    /// Ends loads that stand still, although requests wait for them.
+    fn give_up(self: &Arc<Self>) {
+        let now = Instant::now();
+        for slot in self.all() {
+            let patience = slot.served.args().load_patience;
+            let why = slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
+            let Some(reason) = why else { continue };
+            let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
+            let Some(loaded) = slot.loaded().take() else { continue };
+            let stable = self.clone();
+            tokio::spawn(async move {
+                let _doing = stable.doing.read().await;
+                stable.end_line(&slot, Some(loaded), &reason).await;
+                drop(turn);
+                stable.failed(&slot, reason);
+                stable.news.notify_one();
+            });
+        }
+    }
+
     /// Ends a model's line.
     pub(super) async fn end_line(&self, slot: &Slot, loaded: Option<Loaded>, why: &str) {
         let Some(loaded) = loaded else { return };
@@ -188,6 +208,7 @@ impl Stable {
         let draining = self.door.draining.clone();
         while draining.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
             self.news.notify_one();
+            self.give_up();
             for slot in self.all() {
                 if slot.is_past_its_time() {
                     self.unload_idle(&slot, "it is idle, and its time to stay loaded is over")

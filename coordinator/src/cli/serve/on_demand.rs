@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use brigade_cluster::Pool;
 use brigade_http::{App, Coming, Door, Loader, MODEL_WITHIN, Member, NotLoaded, Wish};
 use brigade_line::admin::{ModelState, Refused};
-use brigade_line::handle::Status;
 use brigade_line::health::Loading;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use super::grants::Memory;
 use super::lines::Served;
-use super::slot::{Slot, standing_of, up};
+use super::slot::{Slot, how_far, standing_of, up};
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Turns, Why, WishId};
 
@@ -444,19 +443,12 @@ impl Stable {
                 break;
             }
         }
-        NotLoaded::Never(reason)
+        let tried = tries.borrow_and_update();
+        let said = tried.failed.clone().filter(|_| tried.n > before);
+        NotLoaded::Never(said.unwrap_or(reason))
     }
 }
 
 fn shutting_down() -> NotLoaded {
     NotLoaded::Never("the server is shutting down".to_owned())
-}
-
-/// How far a line is that is not up.
-fn how_far(app: &App) -> Loading {
-    match app.engine.status() {
-        Status::Loading(loading) => loading,
-        Status::Down { next: Some(loading), .. } => loading,
-        _ => Loading::default(),
-    }
 }
