@@ -293,7 +293,7 @@ impl Fleet {
         {
             // Its handler reads whether the request calls it so. Looking around is free.
             return if method != Method::POST || name.usage.may_use(member.name()) {
-                Ok(Choice { request, model: Chosen::Here(member), head: Head::default() })
+                Ok(Choice { request, model: Chosen::Here(Box::new(member)), head: Head::default() })
             } else {
                 Err(forbidden(member.name()))
             };
@@ -301,7 +301,11 @@ impl Fleet {
         if method != Method::POST {
             let model = of_query(request.uri());
             let member = self.meant(model.as_deref(), name).await?;
-            return Ok(Choice { request, model: Chosen::Here(member), head: Head::default() });
+            return Ok(Choice {
+                request,
+                model: Chosen::Here(Box::new(member)),
+                head: Head::default(),
+            });
         }
         let (parts, body) = request.into_parts();
         let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
@@ -309,7 +313,7 @@ impl Fleet {
         request = Request::from_parts(parts, axum::body::Body::empty());
         body.wait_in(&mut request);
         let model = match self.meant(head.model.as_deref(), name).await {
-            Ok(member) => Chosen::Here(member),
+            Ok(member) => Chosen::Here(Box::new(member)),
             Err(error) if !head.only_unloads => {
                 Chosen::Away(self.away(head.model.as_deref(), &path, name).ok_or(error)?)
             }

@@ -250,7 +250,7 @@ impl NotLoaded {
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
     /// It is one of the server's.
-    Here(Member),
+    Here(Box<Member>),
     /// It is to be fetched.
     Away(Arc<dyn Fetch>),
 }
@@ -259,7 +259,7 @@ impl Chosen {
     /// The model, if it is on this machine.
     pub(crate) fn here(&self) -> Option<Member> {
         match self {
-            Self::Here(member) => Some(member.clone()),
+            Self::Here(member) => Some((**member).clone()),
             Self::Away(away) => away.here(),
         }
     }

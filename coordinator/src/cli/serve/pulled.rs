@@ -187,7 +187,7 @@ impl Drop for Waiting<'_> {
 
 /// What a request finds.
 enum Begun {
-    Here(Member),
+    Here(Box<Member>),
     Failed(NotLoaded),
     Job(Arc<Job>, WishId),
 }
@@ -276,7 +276,7 @@ impl Pulled {
     ) -> Result<Member, NotLoaded> {
         let until = Instant::now() + wish.within;
         let (job, id) = match self.begin(name, text, wish.key, force) {
-            Begun::Here(member) => return Ok(member),
+            Begun::Here(member) => return Ok(*member),
             Begun::Failed(why) => return Err(why),
             Begun::Job(job, id) => (job, id),
         };
@@ -300,7 +300,7 @@ impl Pulled {
     /// Joins the job that fetches a model, or begins one.
     fn begin(&self, name: &HubName, text: &str, key: Key, force: Force) -> Begun {
         if let Some(member) = self.find(text) {
-            return Begun::Here(member);
+            return Begun::Here(Box::new(member));
         }
         let mut state = self.state();
         if let Some((at, why)) = state.failed.get(text)
