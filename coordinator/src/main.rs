@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
-    Cli, args::LogFormat, arguments, config, config::Refused, hint, is_interrupt, is_unread,
-    log_text::TextFields, no_color, output,
+    Cli, args::LogFormat, arguments, config, config::Refused, correct, hint, is_interrupt,
+    is_unread, log_text::TextFields, no_color, output,
 };
 use brigade_proto::net::with_causes;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -25,7 +25,10 @@ fn main() -> ExitCode {
     let args = arguments(std::env::args_os());
     let mut cli = match config::parse(&args) {
         Ok(cli) => cli,
-        Err(Refused::Arguments(error, remarks)) => return refused(&error, &remarks),
+        Err(Refused::Arguments(mut error, remarks)) => {
+            correct(&mut error, &args);
+            return refused(&error, &remarks);
+        }
         Err(Refused::File(problems)) => {
             config::complain(&problems);
             return ExitCode::from(WRONG_ARGUMENTS);

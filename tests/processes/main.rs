@@ -19,7 +19,7 @@ use by_name::{names, names_bad, names_kept, names_lines, names_moves};
 use kept::{cached, hybrids, positions, prefixes, prefixes_apart, reuse, room, windows};
 use lines::{cuts, lora_line, weights, wire_types};
 use losses::{changed_files, failures, kept_layers, replay, restarts};
-use several_models::{fleet, fleet_plan, fleet_pool, models_dir, nodes};
+use several_models::{fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled};
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         golden_processes,
         hybrids,
         kept_layers,
+        loads,
         logs,
         lora_line,
         models_dir,
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         positions,
         prefixes,
         prefixes_apart,
+        pulled,
         replay,
         restarts,
         real_files,

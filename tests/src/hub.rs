@@ -62,6 +62,8 @@ pub enum Mood {
     PageForFile,
     /// The first so many answers have status 429, each asking for a pause in seconds.
     Busy(u32, u64),
+    /// Each connection pauses after so many bytes of a file, until the hub is in another mood.
+    Held(usize),
     /// Each connection breaks after so many bytes of a file.
     Cut(usize),
     /// Connections break after this many bytes, and so many of them; later ones get no answer at all.
@@ -363,6 +365,16 @@ impl Hub {
             Mood::Cut(n) | Mood::Dead(n, _) => n,
             _ => usize::MAX,
         };
+        if let Mood::Held(n) = mood {
+            let first = from.saturating_add(n).min(until);
+            out.write_all(&file.bytes[from..first])?;
+            while matches!(self.state().mood, Mood::Held(_)) {
+                thread::sleep(std::time::Duration::from_millis(20));
+            }
+            out.write_all(&file.bytes[first..until])?;
+            self.state().sent += (until - from) as u64;
+            return Ok(());
+        }
         let part = &file.bytes[from..until.min(from.saturating_add(most))];
         self.state().sent += part.len() as u64;
         out.write_all(part)

@@ -16,6 +16,12 @@
 //! - [`machine`] is what the process may take of its machine, and [`host`] which machine that is. [`node`] runs several
 //!   stages of a machine, each in a process of its own.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!(
+    "a brigade worker needs Linux: it reads /proc, and takes memfd_create, fcntl locks and fadvise from the kernel; build \
+     for a target such as x86_64-unknown-linux-gnu"
+);
+
 pub mod backend;
 pub mod config;
 pub mod copies;

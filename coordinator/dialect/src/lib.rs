@@ -23,11 +23,12 @@
 //!   `channel` reads gpt-oss. `streaming` puts all of them together.
 //! - [`template`] finds a model's dialect, begins a call that must be made, and brings messages into the form that the
 //!   template takes. It arranges them otherwise where the template refuses them or leaves a text out.
-//! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one. [`pooling`] says how its rows
+//! - [`text_model`] is the text side of a model: tokenizer, template and dialect in one; `names` compares its names. [`pooling`] says how its rows
 //!   become one vector.
 //! - [`constrain`] makes the grammar that an answer has to match.
 
 pub mod constrain;
+mod names;
 pub mod parser;
 pub mod pooling;
 mod sample_model;

@@ -6,6 +6,7 @@ use brigade_gguf::Gguf;
 use brigade_text::{ChatTemplate, TemplateInput, TemplateTokens, TextError, Tokenizer, VocabData};
 use serde_json::{Value, json};
 
+use crate::names;
 use crate::parser::channel::MARKERS;
 use crate::parser::control_tokens::{control, told_dialect};
 use crate::parser::streaming::Options;
@@ -177,9 +178,7 @@ impl TextModel {
 
     /// Whether a request may ask for it under this name.
     pub fn serves(&self, name: &str) -> bool {
-        // Ollama's programs put a tag behind every name.
-        let bare = name.strip_suffix(":latest").unwrap_or(name);
-        self.any_name || self.names.iter().any(|known| known == name || known == bare)
+        self.any_name || self.names.iter().any(|known| names::means(known, name))
     }
 
     /// The model makes vectors of texts, and writes none.

@@ -200,6 +200,19 @@ impl ApiError {
         error
     }
 
+    /// 503 while the model of a request is being fetched from where it is: how many bytes are here.
+    pub fn fetching(model: &str, loading: &Loading) -> Self {
+        let mut error = Self::loading(model, loading);
+        error.0.message = format!("the model {model} is being fetched: ask again in a few seconds");
+        let bytes = |n: u64| (loading.total_bytes > 0).then_some(n);
+        if let Some(told) = &mut error.0.loading {
+            told["state"] = json!("fetching");
+            told["done_bytes"] = json!(bytes(loading.done_bytes));
+            told["total_bytes"] = json!(bytes(loading.total_bytes));
+        }
+        error
+    }
+
     /// 500 for a failure that is not the client's doing.
     pub fn server(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)

@@ -5,6 +5,10 @@
 //! against the name in the request.
 //!
 //! A model that is not loaded has a [`Loader`]. Until then there is its text side: its tokenizer, its template, its facts.
+//! A model that is not on this machine has nothing yet: a [`Fetcher`] has it fetched for keys that may load models, and for
+//! all other keys it does not exist.
+
+pub(crate) mod member;
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -16,8 +20,6 @@ use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, Uri};
 use brigade_line::admin::Admin;
-use brigade_line::handle::Status;
-use brigade_line::health::Loading;
 use thiserror::Error;
 
 use crate::app::{App, Door};
@@ -26,6 +28,10 @@ use crate::error::ApiError;
 use crate::request::bodies::{FREE_BODY_BYTES, Taken};
 use crate::request::fields::Fields;
 use crate::request::keep_alive::{Keep, keep_alive};
+
+use member::NEED_A_LINE;
+pub(crate) use member::{Chosen, Presence};
+pub use member::{Coming, Fetch, Fetched, Fetcher, Loader, Member, NotLoaded, Wish};
 
 /// The prefix of an API in which a model may also be called by `name`.
 const OLLAMA: &str = "/api/";
@@ -41,42 +47,6 @@ pub enum FleetError {
     Twice(String),
 }
 
-/// Why a model cannot be used now.
-#[derive(Clone, Debug, PartialEq)]
-pub enum NotLoaded {
-    /// The model is being loaded; its progress.
-    NotYet(Loading),
-    /// All that would have to make room for it is in use.
-    NoRoom,
-    /// The model cannot be loaded here; the reason is for operators.
-    Never(String),
-}
-
-/// Resolves to the model with its line, or to the reason why it is not loaded.
-pub type Coming<'a> = Pin<Box<dyn Future<Output = Result<App, NotLoaded>> + Send + 'a>>;
-
-/// A request's wish for a model, and its patience.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
-    /// The number of the request's key; `None`: it needed none.
-    pub key: Option<u64>,
-    /// How long it waits.
-    pub within: Duration,
-}
-
-/// Loads a model when a request needs it.
-pub trait Loader: Debug + Send + Sync {
-    /// The model with its line that is up; waits for that as long as the wish says.
-    fn loaded(&self, wish: Wish) -> Coming<'_>;
-
-    /// The model with its line, if it is loaded or being loaded.
-    fn now(&self) -> Option<App>;
-
-    /// Sets how long the model stays loaded after its last use, as a client with this key wishes. `None`: as long as
-    /// the options say.
-    fn keep(&self, _key: Option<u64>, _keep: Option<Duration>) {}
-}
-
 /// Resolves to the models that there are now, or to `None` where nothing has changed.
 pub type Looking<'a> = Pin<Box<dyn Future<Output = Option<Vec<Member>>> + Send + 'a>>;
 
@@ -89,127 +59,6 @@ pub trait Source: Debug + Send + Sync {
     fn is_damaged(&self, name: &str) -> bool;
 }
 
-/// One of the models.
-#[derive(Clone, Debug)]
-pub struct Member {
-    /// What handlers know of the model; without a line while the model is not loaded.
-    app: App,
-    loader: Option<Arc<dyn Loader>>,
-}
-
-/// The state of a model that is loaded on demand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
-    Unloaded,
-    Loading,
-    Loaded,
-}
-
-impl Presence {
-    /// llama.cpp's word for it.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Unloaded => "unloaded",
-            Self::Loading => "loading",
-            Self::Loaded => "loaded",
-        }
-    }
-}
-
-impl Member {
-    /// A model that is always there.
-    pub fn fixed(app: App) -> Self {
-        Self { app, loader: None }
-    }
-
-    /// A model that is loaded when it is needed; until then it is `app`, whose line takes nothing.
-    pub fn on_demand(app: App, loader: Arc<dyn Loader>) -> Self {
-        Self { app, loader: Some(loader) }
-    }
-
-    /// The model as it is now.
-    pub(crate) fn now(&self) -> App {
-        let loaded = self.loader.as_ref().and_then(|loader| loader.now());
-        loaded.unwrap_or_else(|| self.app.clone())
-    }
-
-    /// Whether the model is loaded. `None` for a model that is always there.
-    pub(crate) fn presence(&self) -> Option<Presence> {
-        let now = self.loader.as_ref()?.now();
-        Some(match now.map(|app| app.engine.status()) {
-            None => Presence::Unloaded,
-            Some(Status::Ready(_)) => Presence::Loaded,
-            Some(_) => Presence::Loading,
-        })
-    }
-
-    /// Whether a request that needs its line would be taken.
-    pub(crate) fn takes(&self) -> bool {
-        self.presence() == Some(Presence::Unloaded)
-    }
-
-    fn name(&self) -> &str {
-        self.app.text.name()
-    }
-
-    /// How far its line is; `None`: it has none.
-    pub(crate) fn loading(&self) -> Option<Status> {
-        match &self.loader {
-            None => Some(self.app.engine.status()),
-            Some(loader) => loader.now().map(|app| app.engine.status()),
-        }
-    }
-
-    /// Notes a client's wish: how long the model stays loaded when it is idle.
-    pub(crate) fn keep(&self, key: Option<u64>, keep: Keep) {
-        if let Some(loader) = &self.loader {
-            let keep = match keep {
-                Keep::Stay => None,
-                Keep::For(time) => Some(time),
-            };
-            loader.keep(key, keep);
-        }
-    }
-
-    /// The model for a request at `path`.
-    pub(crate) async fn for_request(
-        &self,
-        method: &Method,
-        path: &str,
-        wish: Wish,
-    ) -> Result<App, ApiError> {
-        let Some(loader) = &self.loader else { return Ok(self.app.clone()) };
-        if method != Method::POST || OF_TEXT_ALONE.contains(&path) {
-            return Ok(self.now());
-        }
-        loader.loaded(wish).await.map_err(|error| match error {
-            NotLoaded::NotYet(loading) => ApiError::loading(self.name(), &loading),
-            NotLoaded::NoRoom => ApiError::unavailable(format!(
-                "there is no room for the model {}: the models that are loaded are in use; try again later",
-                self.name()
-            )),
-            NotLoaded::Never(reason) => {
-                tracing::error!(model = self.name(), reason, "a model cannot be loaded");
-                ApiError::unavailable(format!(
-                    "the model {} cannot be loaded; the server's log says why",
-                    self.name()
-                ))
-            }
-        })
-    }
-}
-
-/// Addresses that need a model's text side only.
-const OF_TEXT_ALONE: &[&str] = &[
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-    "/v1/messages/count_tokens",
-    "/api/show",
-    "/api/pull",
-    "/api/create",
-];
-
 /// Models by their names; clones share them.
 #[derive(Clone, Debug)]
 pub struct Fleet {
@@ -218,6 +67,7 @@ pub struct Fleet {
     /// All models, those of the source included.
     members: Arc<RwLock<Arc<[Member]>>>,
     source: Option<Arc<dyn Source>>,
+    fetcher: Option<Arc<dyn Fetcher>>,
     door: Door,
     /// Answers operators about all models together.
     operators: Option<Admin>,
@@ -232,7 +82,7 @@ impl Fleet {
     fn of(door: Door, members: Vec<Member>) -> Self {
         let fixed: Arc<[Member]> = members.into();
         let members = Arc::new(RwLock::new(fixed.clone()));
-        Self { fixed, members, source: None, door, operators: None }
+        Self { fixed, members, source: None, fetcher: None, door, operators: None }
     }
 
     /// Several models behind the same door. The first one is the default of requests that name none.
@@ -240,7 +90,7 @@ impl Fleet {
     /// # Errors
     /// [`FleetError`].
     pub fn new(members: Vec<Member>) -> Result<Self, FleetError> {
-        let door = members.first().ok_or(FleetError::Empty)?.app.door.clone();
+        let door = members.first().ok_or(FleetError::Empty)?.app().door.clone();
         for (at, member) in members.iter().enumerate() {
             if let Some(name) = taken_name(member, &members[..at]) {
                 return Err(FleetError::Twice(name.to_owned()));
@@ -259,7 +109,7 @@ impl Fleet {
         source: Arc<dyn Source>,
         found: Vec<Member>,
     ) -> Result<Self, FleetError> {
-        let fleet = if members.is_empty() { Self::of(door, members) } else { Self::new(members)? };
+        let fleet = Self::growing(door, members)?;
         fleet.join(found);
         Ok(Self { source: Some(source), ..fleet })
     }
@@ -290,6 +140,19 @@ impl Fleet {
         }
     }
 
+    /// Models that are fetched when a request needs them, beside `members`, of which there may be none.
+    ///
+    /// # Errors
+    /// Two of `members` have one name.
+    pub fn growing(door: Door, members: Vec<Member>) -> Result<Self, FleetError> {
+        if members.is_empty() { Ok(Self::of(door, members)) } else { Self::new(members) }
+    }
+
+    /// The same with models that `fetcher` has fetched when a request needs them.
+    pub fn with_fetcher(self, fetcher: Arc<dyn Fetcher>) -> Self {
+        Self { fetcher: Some(fetcher), ..self }
+    }
+
     /// The same, where `operators` answers about all models together.
     pub fn with_operators(self, operators: Admin) -> Self {
         Self { operators: Some(operators), ..self }
@@ -308,13 +171,22 @@ impl Fleet {
     /// A snapshot of all models.
     pub(crate) fn all(&self) -> Arc<[Member]> {
         // It is changed as a whole.
-        self.members.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let all = self.members.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match &self.fetcher {
+            None => all,
+            Some(fetcher) => all.iter().cloned().chain(fetcher.members()).collect(),
+        }
+    }
+
+    /// Whether requests are taken for models that are not here yet.
+    pub(crate) fn grows(&self) -> bool {
+        self.fetcher.is_some()
     }
 
     /// The model, if there is but one, for good.
     pub(crate) fn only(&self) -> Option<Member> {
-        match (&*self.all(), &self.source) {
-            ([member], None) => Some(member.clone()),
+        match (&*self.all(), &self.source, &self.fetcher) {
+            ([member], None, None) => Some(member.clone()),
             _ => None,
         }
     }
@@ -326,8 +198,7 @@ impl Fleet {
 
     /// The models that the request's key may use.
     pub(crate) fn usable(&self, name: &Name) -> Vec<Member> {
-        let may_use = |member: &&Member| name.usage.may_use(member.name());
-        self.all().iter().filter(may_use).cloned().collect()
+        self.all().iter().filter(|member| member.is_usable_by(name)).cloned().collect()
     }
 
     /// The model that a request calls by `model`; `None`: it names none.
@@ -336,19 +207,38 @@ impl Fleet {
     /// The model is not here, or the request's key may not use it.
     pub(crate) async fn meant(&self, model: Option<&str>, name: &Name) -> Result<Member, ApiError> {
         let Some(model) = model.filter(|model| !model.is_empty()) else {
-            return self.usable(name).into_iter().next().ok_or_else(|| match self.all().first() {
+            // What others have fetched is nobody's default.
+            let usable = self.usable(name).into_iter().find(Member::is_for_all);
+            let all = self.all();
+            let first = all.iter().find(|member| member.is_for_all());
+            return usable.ok_or_else(|| match first {
                 Some(first) => forbidden(first.name()),
+                None if self.grows() => ApiError::not_found("say which model, in the field model"),
                 None => ApiError::not_found("there is no model here yet"),
             });
         };
-        let member = match find(&self.all(), model) {
+        let member = match self.known(model, name) {
             Some(member) => member,
             None => {
                 self.refresh().await;
-                find(&self.all(), model).ok_or_else(|| self.not_here(model, name))?
+                self.known(model, name).ok_or_else(|| self.not_here(model, name))?
             }
         };
-        if name.usage.may_use(member.name()) { Ok(member) } else { Err(forbidden(member.name())) }
+        if member.is_usable_by(name) { Ok(member) } else { Err(forbidden(member.name())) }
+    }
+
+    /// The model called so, as far as the request's key knows.
+    fn known(&self, model: &str, name: &Name) -> Option<Member> {
+        let known: Vec<Member> =
+            self.all().iter().filter(|member| member.is_known_to(name)).cloned().collect();
+        find(&known, model)
+    }
+
+    /// The model called so that would have to be fetched for a request at `path`.
+    fn away(&self, model: Option<&str>, path: &str, name: &Name) -> Option<Arc<dyn Fetch>> {
+        let fetcher = self.fetcher.as_ref().filter(|_| name.usage.may_load())?;
+        let away = fetcher.open(model.filter(|_| NEED_A_LINE.contains(&path))?)?;
+        name.usage.may_use(away.name()).then_some(away)
     }
 
     /// The operators' interface of the line of the model called `model`, or of the only one.
@@ -360,7 +250,7 @@ impl Fleet {
             return Ok(operators);
         }
         let all = self.all();
-        let is_it = |member: &&Member| model.is_some_and(|model| is_called(&member.app, model));
+        let is_it = |member: &&Member| model.is_some_and(|model| is_called(member.app(), model));
         let only = self.only().filter(|_| model.is_none());
         let member = all.iter().find(is_it).or(only.as_ref()).ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(Member::name).collect();
@@ -382,7 +272,7 @@ impl Fleet {
             ));
         }
         let usable = self.usable(name).into_iter();
-        let names = usable.flat_map(|member| member.app.text.names().to_vec());
+        let names = usable.flat_map(|member| member.app().text.names().to_vec());
         crate::request::model_name::not_here(model, &names.collect::<Vec<_>>())
     }
 
@@ -399,11 +289,11 @@ impl Fleet {
     ) -> Result<Choice, ApiError> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         if let Some(member) = self.only()
-            && (member.loader.is_none() || method != Method::POST)
+            && (member.is_fixed() || method != Method::POST)
         {
             // Its handler reads whether the request calls it so. Looking around is free.
             return if method != Method::POST || name.usage.may_use(member.name()) {
-                Ok(Choice { request, member, head: Head::default() })
+                Ok(Choice { request, model: Chosen::Here(Box::new(member)), head: Head::default() })
             } else {
                 Err(forbidden(member.name()))
             };
@@ -411,28 +301,38 @@ impl Fleet {
         if method != Method::POST {
             let model = of_query(request.uri());
             let member = self.meant(model.as_deref(), name).await?;
-            return Ok(Choice { request, member, head: Head::default() });
+            return Ok(Choice {
+                request,
+                model: Chosen::Here(Box::new(member)),
+                head: Head::default(),
+            });
         }
         let (parts, body) = request.into_parts();
         let body = self.door.bodies.take(Request::from_parts(parts.clone(), body)).await?;
         let (head, body) = head_of(body, path.starts_with(OLLAMA)).await?;
         request = Request::from_parts(parts, axum::body::Body::empty());
         body.wait_in(&mut request);
-        let member = self.meant(head.model.as_deref(), name).await?;
-        Ok(Choice { request, member, head })
+        let model = match self.meant(head.model.as_deref(), name).await {
+            Ok(member) => Chosen::Here(Box::new(member)),
+            Err(error) if !head.only_unloads => {
+                Chosen::Away(self.away(head.model.as_deref(), &path, name).ok_or(error)?)
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Choice { request, model, head })
     }
 }
 
 /// The model called so. One that takes any name comes behind those that have it.
 fn find(all: &[Member], model: &str) -> Option<Member> {
-    let has = |has: &dyn Fn(&App) -> bool| all.iter().find(|member| has(&member.app)).cloned();
+    let has = |has: &dyn Fn(&App) -> bool| all.iter().find(|member| has(member.app())).cloned();
     has(&|app| is_called(app, model)).or_else(|| has(&|app| app.text.serves(model)))
 }
 
 /// A name of a model that one of `others` has.
 fn taken_name<'m>(member: &'m Member, others: &[Member]) -> Option<&'m str> {
-    let is_taken = |name: &&str| others.iter().any(|other| is_called(&other.app, name));
-    member.app.names().find(is_taken)
+    let is_taken = |name: &&str| others.iter().any(|other| is_called(other.app(), name));
+    member.app().names().find(is_taken)
 }
 
 fn is_called(app: &App, name: &str) -> bool {
@@ -457,7 +357,7 @@ pub(crate) struct Choice {
     /// The request, whose body the handler finds where bodies are taken from.
     pub request: Request,
     /// The chosen model, which may not be loaded.
-    pub member: Member,
+    pub model: Chosen,
     /// Fields of the body that choosing and loading need.
     pub head: Head,
 }

@@ -45,7 +45,10 @@ pub use clients::audit::{Audit, AuditOptions, DEFAULT_AUDIT_BYTES};
 pub use clients::concurrency::UnderWay;
 pub use error::ApiError;
 pub use events::resumable::Streams;
-pub use fleet::{Coming, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source, Wish};
+pub use fleet::{
+    Coming, Fetch, Fetched, Fetcher, Fleet, FleetError, Loader, Looking, Member, NotLoaded, Source,
+    Wish,
+};
 pub use request::bodies::{Bodies, BodyTimes, MAX_BODIES_BYTES, MAX_BODY_BYTES};
 pub use server::admin::admin_router;
 pub use server::cors::Origins;

@@ -28,6 +28,9 @@ const OTHER_PARTS: &str = "it is another file each time, or other parts come tha
 /// The first bytes of every model file.
 const MAGIC: &[u8] = b"GGUF";
 
+/// Hears how many bytes of a file are there. An error of it ends the download.
+pub type Progress<'a> = &'a mut dyn FnMut(u64) -> Result<(), HubError>;
+
 /// A file to download.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
@@ -41,7 +44,7 @@ pub struct Wanted<'a> {
     pub source: &'a str,
 }
 
-/// Fetches the file and returns its SHA-256. `progress` gets the number of bytes that are there.
+/// Fetches the file and returns its SHA-256. `progress` gets the number of bytes that are there, and may end it.
 ///
 /// # Errors
 /// The source has another file or none, the connection breaks again and again, or the disk is full. Bytes that have
@@ -49,14 +52,14 @@ pub struct Wanted<'a> {
 pub fn fetch(
     client: &Client,
     wanted: Wanted<'_>,
-    progress: &mut dyn FnMut(u64),
+    progress: Progress<'_>,
 ) -> Result<String, HubError> {
     let RemoteFile { size, sha256, .. } = wanted.file;
     let whole = Whole { size: *size, sha256: sha256.clone(), etag: None };
     let mut part = PartFile::open(wanted.target, whole)?;
     let mut in_vain = 0;
     while part.length < *size {
-        progress(part.length);
+        progress(part.length)?;
         let before = part.length;
         let broke = match stretch(client, wanted, &mut part, progress) {
             Ok(broke) => broke,
@@ -77,7 +80,7 @@ pub fn fetch(
             thread::sleep(PAUSE);
         }
     }
-    progress(*size);
+    progress(*size)?;
     part.finish(without_query(wanted.url))
 }
 
@@ -86,7 +89,7 @@ fn stretch(
     client: &Client,
     wanted: Wanted<'_>,
     part: &mut PartFile,
-    progress: &mut dyn FnMut(u64),
+    progress: Progress<'_>,
 ) -> Result<Option<String>, HubError> {
     let etag = part.whole.etag.clone();
     let mut answer =
@@ -120,7 +123,7 @@ fn take(
     answer: Answer,
     size: u64,
     part: &mut PartFile,
-    progress: &mut dyn FnMut(u64),
+    progress: Progress<'_>,
 ) -> Result<Option<String>, HubError> {
     let Answer { url, body, .. } = answer;
     // One byte more than there may be shows a body without an end.
@@ -150,7 +153,7 @@ fn take(
             });
         }
         part.write(&piece[..n])?;
-        progress(part.length);
+        progress(part.length)?;
     }
 }
 

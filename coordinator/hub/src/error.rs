@@ -201,6 +201,40 @@ pub enum HubError {
         /// Bytes missing on disk.
         needed: u64,
     },
+    /// It takes more than all models together that requests have fetched.
+    #[error(
+        "{name} has {size} bytes, and models that requests have fetched may take {budget} here: ask for a smaller \
+         quantisation, or start the server with a larger --pull-budget"
+    )]
+    OverBudget {
+        /// The name of the model.
+        name: String,
+        /// Bytes of its files.
+        size: u64,
+        /// Bytes of all such models.
+        budget: u64,
+    },
+    /// The models that would have to go for it are in use.
+    #[error(
+        "{name} has {size} bytes, and of the {budget} that models may take which requests have fetched, {taken} are \
+         taken by models in use and by downloads: try again later, or start the server with a larger --pull-budget"
+    )]
+    BudgetInUse {
+        /// The name of the model.
+        name: String,
+        /// Bytes of its files.
+        size: u64,
+        /// Bytes of all such models.
+        budget: u64,
+        /// Bytes of those that cannot go.
+        taken: u64,
+    },
+    /// Nobody waits for the download any more.
+    #[error("the download of {name} was stopped; the part on disk is kept for the next one")]
+    Stopped {
+        /// The name of the model.
+        name: String,
+    },
     /// `models.lock` cannot be used.
     #[error("{path}: {why}")]
     Lock {

@@ -13,6 +13,7 @@
 //!   [`heads`] fetches beginnings of files only, to plan or inspect a model without its weights.
 //! - [`ranges`] reads stretches of files, for workers that need a part of a model; [`remote`] is a model that has none of its
 //!   weights here.
+//! - [`pulls`] are models that requests have fetched, by names that the operator opens with a [`pattern`].
 //! - [`resolver`] joins them: a name in, a file that can be opened out. [`local_models`] lists, removes and prunes.
 
 pub mod address;
@@ -30,6 +31,8 @@ pub mod lock;
 pub mod name;
 pub mod own_folder;
 pub mod part;
+pub mod pattern;
+pub mod pulls;
 pub mod ranges;
 pub mod registry;
 pub mod remote;

@@ -143,7 +143,7 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
         lock.models.iter().filter(|entry| entry.name == newest.name).cloned().collect();
     let mut claims = Vec::new();
     for place in states.iter().filter_map(Entry::own_place) {
-        claims.push(own.claim(place, &shown, None)?);
+        claims.push(own.claim(place, &shown)?);
     }
     take_entries(settings, &own, &states, &of_others(settings, &own)?)
 }
@@ -166,7 +166,7 @@ pub fn prune(
         let Some(place) = entry.own_place() else { continue };
         let is_newest =
             lock.models.iter().rev().find(|other| other.name == entry.name) == Some(entry);
-        match (configured(entry, kept).filter(|_| is_newest), own.claim(place, &entry.name, None)) {
+        match (configured(entry, kept).filter(|_| is_newest), own.claim(place, &entry.name)) {
             (Some(by), _) => stay.push(format!("{}: {by}", entry.name)),
             (None, Err(error)) => stay.push(error.to_string()),
             (None, Ok(claim)) => {
@@ -192,6 +192,21 @@ pub fn prune(
         taken.files.push(place);
     }
     Ok(taken)
+}
+
+/// Deletes the model of this name that a request had fetched, with all its states. Returns the bytes that are free then.
+///
+/// # Errors
+/// Another process uses it, or it cannot be deleted.
+pub fn let_go(settings: &Settings, name: &str) -> Result<u64, HubError> {
+    let (lock, own) = (Lock::read(&settings.data_dir)?, Own::new(&settings.folder));
+    let is_it = |entry: &&Entry| entry.name == name && entry.on_request;
+    let states: Vec<Entry> = lock.models.iter().filter(is_it).cloned().collect();
+    let mut claims = Vec::new();
+    for place in states.iter().filter_map(Entry::own_place) {
+        claims.push(own.claim(place, name)?);
+    }
+    Ok(take_entries(settings, &own, &states, &of_others(settings, &own)?)?.bytes)
 }
 
 /// Why the configuration keeps a model.
@@ -290,7 +305,7 @@ fn leftovers<'e>(
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {
         let target = place.strip_suffix(".part.json").or_else(|| place.strip_suffix(".part"));
-        own.claim(relayed(place).or(target).unwrap_or(place), place, None).is_ok()
+        own.claim(relayed(place).or(target).unwrap_or(place), place).is_ok()
     };
     let files = own.files().into_iter();
     files
@@ -374,6 +389,7 @@ mod tests {
                     licence: None,
                     quant: "Q8_0".to_string(),
                     last_used: 0,
+                    on_request: false,
                     files: places.iter().map(file).collect(),
                 };
                 Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();

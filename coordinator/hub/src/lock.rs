@@ -56,6 +56,9 @@ pub struct Entry {
     pub quant: String,
     /// When it was last run, or fetched: seconds since 1970.
     pub last_used: u64,
+    /// Whether a request had it fetched, and no operator: it may go for another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_request: bool,
     /// The model's files, the first one first.
     pub files: Vec<LockedFile>,
 }
@@ -233,9 +236,12 @@ impl Lock {
         let same = |old: &Entry| {
             old.name == entry.name && old.commit == entry.commit && old.sha256() == entry.sha256()
         };
-        let usual = entry.usual || self.models.iter().any(|old| same(old) && old.usual);
+        let olds: Vec<&Entry> = self.models.iter().filter(|old| same(old)).collect();
+        let usual = entry.usual || olds.iter().any(|old| old.usual);
+        // What an operator has fetched stays.
+        let on_request = entry.on_request && olds.iter().all(|old| old.on_request);
         self.models.retain(|old| !same(old));
-        self.models.push(Entry { usual, ..entry });
+        self.models.push(Entry { usual, on_request, ..entry });
     }
 
     /// Changes the file, alone: others wait.
@@ -309,7 +315,8 @@ mod tests {
         let place = Place::Own("hf/u/r/c/x.gguf".to_string());
         let file = LockedFile { url: String::new(), size: 1, sha256: of_text(commit), place };
         let (name, commit, quant) = (name.to_string(), commit.to_string(), "Q8_0".to_string());
-        Entry { name, usual, commit, licence: None, quant, last_used: 0, files: vec![file] }
+        let (licence, on_request) = (None, false);
+        Entry { name, usual, commit, licence, quant, last_used: 0, on_request, files: vec![file] }
     }
 
     #[test]
@@ -332,6 +339,13 @@ mod tests {
         assert_eq!(find("hf:u/r:q8_0"), Some(("hf:u/r:Q8_0", "2")));
         assert_eq!((find("hf:u/r:F16"), find("hf:u/r2")), (Some(("hf:u/r:F16", "2")), None));
         assert_eq!(lock.models.len(), 3);
+        // What an operator has fetched is not a request's, whoever of them comes first.
+        for (of_request, is_requests) in [(true, true), (false, false), (true, false)] {
+            let again = Entry { on_request: of_request, ..entry("hf:u/r:IQ4_XS", "3", false) };
+            Lock::update(&dir, |lock| lock.put(again)).unwrap();
+            let lock = Lock::read(&dir).unwrap();
+            assert_eq!(lock.models.last().unwrap().on_request, is_requests);
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 

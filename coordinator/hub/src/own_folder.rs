@@ -116,28 +116,25 @@ impl Own {
         }
     }
 
-    /// The right to change what `place` is the first file of. `wait`: says so and waits where another process has it.
+    /// The same for as long as the returned file is open; `None`: the folder cannot be written to.
+    pub fn held(&self, place: &str) -> Option<File> {
+        let file = self.lock_file(place).ok()?;
+        file.lock_shared().ok().map(|()| file)
+    }
+
+    /// The right to change what `place` is the first file of.
     ///
     /// # Errors
     /// The file is in use.
-    pub fn claim(
-        &self,
-        place: &str,
-        name: &str,
-        wait: Option<&dyn Fn(&str)>,
-    ) -> Result<File, HubError> {
+    pub fn claim(&self, place: &str, name: &str) -> Result<File, HubError> {
         let file = self.lock_file(place)?;
-        match (file.try_lock(), wait) {
-            (Ok(()), _) => Ok(file),
-            (Err(TryLockError::WouldBlock), Some(say)) => {
-                say("another brigade fetches or uses it; waiting");
-                file.lock().map(|()| file).map_err(HubError::io("lock", &self.folder))
-            }
-            (Err(TryLockError::WouldBlock), None) => {
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => {
                 let by = "a brigade runs or fetches it; stop that first".to_string();
                 Err(HubError::InUse { name: name.to_string(), by })
             }
-            (Err(TryLockError::Error(error)), _) => Err(HubError::io("lock", &self.folder)(error)),
+            Err(TryLockError::Error(error)) => Err(HubError::io("lock", &self.folder)(error)),
         }
     }
 
@@ -342,12 +339,12 @@ mod tests {
         let (dir, own) = laid_out("claims");
         let held = own.lock_file("p").unwrap();
         held.lock_shared().unwrap();
-        assert!(matches!(own.claim("p", "n", None), Err(HubError::InUse { .. })));
+        assert!(matches!(own.claim("p", "n"), Err(HubError::InUse { .. })));
         drop(held);
-        let claimed = own.claim("p", "n", None).unwrap();
-        assert!(own.claim("p", "n", None).is_err() && own.claim("q", "n", None).is_ok());
+        let claimed = own.claim("p", "n").unwrap();
+        assert!(own.claim("p", "n").is_err() && own.claim("q", "n").is_ok());
         drop(claimed);
-        assert!(own.claim("p", "n", None).is_ok());
+        assert!(own.claim("p", "n").is_ok());
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,11 +1,14 @@
 //! Resolves a name to a file that can be opened: by the lock, else from files that other programs have downloaded,
 //! else from the network.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::choice::{Choice, RemoteFile};
 use super::client::Client;
-use super::download::{Wanted, fetch};
+use super::download::{Progress, Wanted, fetch};
 use super::error::HubError;
 use super::hash::of_file;
 use super::heads::{self, Beginning};
@@ -20,6 +23,9 @@ use super::{address, folder, registry, stores};
 /// Bytes that stay free on the disk.
 pub const SPARE_ROOM: u64 = 16 << 20;
 
+/// How often it is looked whether another process has fetched a model.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// The folder of beginnings of files in the own one.
 pub const HEADS: &str = "heads";
 
@@ -29,6 +35,10 @@ pub trait Watch {
     fn say(&self, text: &str);
     /// Shows that `done` of `total` bytes of a model are there.
     fn show(&self, what: &str, done: u64, total: u64);
+    /// Whether a download is to end: nobody waits for it any more.
+    fn stops(&self) -> bool {
+        false
+    }
 }
 
 /// A model that lies on this machine.
@@ -66,12 +76,19 @@ pub struct Resolver<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) own: Own,
     watch: &'a dyn Watch,
+    /// Whether models are fetched for requests, and not for the operator.
+    on_request: bool,
 }
 
 impl<'a> Resolver<'a> {
     /// A resolver with these settings.
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch) -> Self {
-        Self { settings, own: Own::new(&settings.folder), watch }
+        Self { settings, own: Own::new(&settings.folder), watch, on_request: false }
+    }
+
+    /// The same for models that requests have fetched.
+    pub(crate) fn on_request(settings: &'a Settings, watch: &'a dyn Watch) -> Self {
+        Self { on_request: true, ..Self::new(settings, watch) }
     }
 
     /// The file that `text` names, fetched if need be; in use until this process ends. `None`: it is a path, and means itself.
@@ -190,7 +207,7 @@ impl<'a> Resolver<'a> {
         Ok(Some(Described::Beginning(beginning)))
     }
 
-    fn found(&self, name: &ModelName, entry: Entry) -> Result<Found, HubError> {
+    pub(crate) fn found(&self, name: &ModelName, entry: Entry) -> Result<Found, HubError> {
         let path = match entry.files.first().map(|file| &file.place) {
             Some(Place::Own(place)) => self.own.path(place)?,
             Some(Place::Elsewhere { path, .. }) => path.clone(),
@@ -278,7 +295,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// The files of a resolved name, from the cheapest place. `usual`: the source itself chose the quantisation.
-    fn obtained(
+    pub(crate) fn obtained(
         &self,
         name: &ModelName,
         resolved: &Resolved,
@@ -328,7 +345,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// The files in the own folder; missing ones are fetched. If another process fetches them, waits for it.
-    fn fetched(
+    pub(crate) fn fetched(
         &self,
         name: &ModelName,
         resolved: &Resolved,
@@ -336,18 +353,14 @@ impl<'a> Resolver<'a> {
     ) -> Result<Vec<LockedFile>, HubError> {
         let shown = name.to_string();
         let first = places.first().map_or("", String::as_str);
-        let say = |text: &str| self.watch.say(&format!("{shown}: {text}"));
         let targets: Vec<PathBuf> =
             places.iter().map(|place| self.own.path(place)).collect::<Result<_, _>>()?;
         let files = &resolved.choice.files;
         let is_whole = |(target, file): (&PathBuf, &RemoteFile)| {
             std::fs::metadata(target).is_ok_and(|m| m.len() == file.size)
         };
-        let claim = if targets.iter().zip(files).all(is_whole) {
-            None
-        } else {
-            Some(self.own.claim(first, &shown, Some(&say))?)
-        };
+        let is_here = || targets.iter().zip(files).all(is_whole);
+        let claim = self.claimed(first, &shown, &is_here)?;
         let total: u64 = files.iter().map(|file| file.size).sum();
         self.check_room(&shown, total, &targets)?;
         let (client, source) = (self.client(name)?, &source_of(name));
@@ -355,7 +368,13 @@ impl<'a> Resolver<'a> {
         for (((file, url), target), place) in
             files.iter().zip(&resolved.urls).zip(&targets).zip(places)
         {
-            let mut progress = |here: u64| self.watch.show(&shown, done + here, total);
+            let mut progress = |here: u64| {
+                self.watch.show(&shown, done + here, total);
+                if self.watch.stops() {
+                    return Err(HubError::Stopped { name: shown.clone() });
+                }
+                Ok(())
+            };
             let sha256 =
                 self.one(&client, Wanted { url, file, target, source }, place, &mut progress)?;
             done += file.size;
@@ -371,6 +390,32 @@ impl<'a> Resolver<'a> {
         Ok(locked)
     }
 
+    /// The right to fetch a model, or `None` if it is here. Who else fetches it now uses it afterwards, so the right may never
+    /// come.
+    fn claimed(
+        &self,
+        place: &str,
+        name: &str,
+        is_here: &dyn Fn() -> bool,
+    ) -> Result<Option<File>, HubError> {
+        let mut has_told = false;
+        while !is_here() {
+            match self.own.claim(place, name) {
+                Err(HubError::InUse { .. }) => {}
+                claimed => return claimed.map(Some),
+            }
+            if self.watch.stops() {
+                return Err(HubError::Stopped { name: name.to_string() });
+            }
+            if !has_told {
+                self.watch.say(&format!("{name}: another brigade fetches or uses it; waiting"));
+            }
+            has_told = true;
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(None)
+    }
+
     /// Fetches one file. One that is there under its name is whole; whether it is the right one, the lock or its hash
     /// tells.
     fn one(
@@ -378,7 +423,7 @@ impl<'a> Resolver<'a> {
         client: &Client,
         wanted: Wanted<'_>,
         place: &str,
-        progress: &mut dyn FnMut(u64),
+        progress: Progress<'_>,
     ) -> Result<String, HubError> {
         let RemoteFile { size, sha256: expected, .. } = wanted.file;
         if std::fs::metadata(wanted.target).is_ok_and(|meta| meta.len() == *size) {
@@ -424,15 +469,11 @@ impl<'a> Resolver<'a> {
         usual: bool,
     ) -> Result<Entry, HubError> {
         let quant = resolved.choice.quant.clone();
-        let (name, usual) = match name {
-            ModelName::Hub(HubName { repo, quant: None }) => (format!("hf:{repo}:{quant}"), usual),
-            ModelName::Hub(HubName { repo, quant: Some(said) }) if !said.ends_with(".gguf") => {
-                (format!("hf:{repo}:{quant}"), false)
-            }
-            name => (name.to_string(), false),
-        };
+        let usual = usual && matches!(name, ModelName::Hub(HubName { quant: None, .. }));
+        let name = entry_name(name, resolved);
         let (commit, licence) = (resolved.commit.clone(), resolved.licence.clone());
-        let entry = Entry { name, usual, commit, licence, quant, last_used: unix_now(), files };
+        let (last_used, on_request) = (unix_now(), self.on_request);
+        let entry = Entry { name, usual, commit, licence, quant, last_used, on_request, files };
         if entry.own_place().is_some() {
             std::fs::create_dir_all(&self.settings.data_dir)
                 .map_err(HubError::io("make", &self.settings.data_dir))?;
@@ -440,6 +481,18 @@ impl<'a> Resolver<'a> {
         }
         Lock::update(&self.settings.data_dir, |lock| lock.put(entry.clone()))?;
         Ok(entry)
+    }
+}
+
+/// What the lock calls a model.
+pub(crate) fn entry_name(name: &ModelName, resolved: &Resolved) -> String {
+    match name {
+        ModelName::Hub(HubName { repo, quant })
+            if quant.as_ref().is_none_or(|said| !said.ends_with(".gguf")) =>
+        {
+            format!("hf:{repo}:{}", resolved.choice.quant)
+        }
+        name => name.to_string(),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::cli::printing::output;
 Examples:
   brigade key create alice
   brigade key create batch --priority low --tokens-per-minute 100000 --concurrent 4 --expires 30d
+  brigade key create team --may-load
   brigade key create prometheus --admin
   brigade key revoke alice
 
@@ -83,8 +84,12 @@ struct CreateArgs {
     expires: Option<Duration>,
     /// Make a key for the admin listener (/metrics, /admin, /health with reasons) where that is beyond loopback, and
     /// for nothing else
-    #[arg(long, conflicts_with_all = ["tokens_per_minute", "requests_per_minute", "concurrent", "models"])]
+    #[arg(long, conflicts_with_all = ["tokens_per_minute", "requests_per_minute", "concurrent", "models", "may_load"])]
     admin: bool,
+    /// Let requests with this key have models fetched that are not on this machine, by names that the server opens with
+    /// serve --allow-pull
+    #[arg(long)]
+    may_load: bool,
     /// Print the key as JSON
     #[arg(long)]
     json: bool,
@@ -129,6 +134,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         models: models(&args.models)?,
         priority: args.priority.priority(),
         admin: args.admin,
+        may_load: args.may_load,
         ..KeyRecord::new(&args.name, &secret, now)?
     };
     record.check_limits()?;
@@ -180,6 +186,7 @@ fn shown(key: &KeyRecord) -> serde_json::Value {
         "models": key.models,
         "priority": key.priority,
         "admin": key.admin,
+        "may_load": key.may_load,
     })
 }
 
@@ -190,11 +197,12 @@ fn row(key: &KeyRecord) -> Vec<String> {
         Some(_) if key.has_expired(clock::unix_now()) => "expired".to_string(),
         Some(at) => clock::date_time(at),
     };
-    let opens = match (key.admin, key.models.is_empty()) {
+    let models = match (key.admin, key.models.is_empty()) {
         (true, _) => "the admin listener".to_string(),
         (false, true) => "all models".to_string(),
         (false, false) => key.models.join(", "),
     };
+    let opens = if key.may_load { format!("{models}, may load") } else { models };
     vec![
         format!("{:.MAX_NAME_BYTES$}", key.name),
         format!("{}...", key.shown),

@@ -28,10 +28,13 @@ mod synth;
 mod tokenize;
 mod worker;
 
+use std::ffi::OsString;
 use std::io;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 use options::args::{LineArgs, ModelArgs};
 use options::security;
 use running::interrupt;
@@ -260,6 +263,36 @@ pub fn hint(argument: &str) -> Option<&'static str> {
     HINTS.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }
 
+/// Corrects clap's error about an argument that a command does not know. clap counts the argument that it suggests among
+/// those that were given, and shows a usage that has it alone. And it suggests what is spelled alike where a hint knows
+/// what is meant.
+pub fn correct(error: &mut clap::Error, args: &[OsString]) {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return;
+    }
+    let is_known = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => hint(argument).is_some(),
+        _ => false,
+    };
+    if is_known {
+        error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Suggested);
+    }
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage(args)));
+}
+
+/// The usage of the command that these arguments name.
+fn usage(args: &[OsString]) -> StyledStr {
+    let mut command = Cli::command();
+    command.build();
+    for arg in args.iter().skip(1) {
+        if let Some(named) = command.find_subcommand(arg).cloned() {
+            command = named;
+        }
+    }
+    command.render_usage()
+}
+
 /// Whether the user wants plain text on terminals, as <https://no-color.org> has it.
 pub fn no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
@@ -268,11 +301,48 @@ pub fn no_color() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_unknown_argument_shows_the_commands_own_usage_and_no_other_option() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let told = |line: &str| {
+            let mut error = Cli::try_parse_from(words(line)).unwrap_err();
+            correct(&mut error, &words(line));
+            error.to_string()
+        };
+        let mut seen = 0;
+        let mut root = Cli::command();
+        root.build();
+        for command in root.get_subcommands_mut() {
+            let line = format!("brigade {}", command.get_name());
+            let usage = command.render_usage().to_string();
+            if command.has_subcommands() {
+                continue;
+            }
+            for (names, _) in HINTS {
+                for name in names.iter().filter(|name| name.starts_with("--")) {
+                    let Err(error) = Cli::try_parse_from(words(&format!("{line} {name} 1"))) else {
+                        continue;
+                    };
+                    if error.kind() == ErrorKind::UnknownArgument {
+                        let said = told(&format!("{line} {name} 1"));
+                        assert!(said.contains(&usage) && !said.contains("similar"), "{said}");
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen > 100, "{seen} arguments");
+        // What is only misspelled is still suggested.
+        let said = told("brigade serve --conttrol 1");
+        assert!(said.contains("'--control'") && said.contains("brigade serve [OPTIONS]"), "{said}");
+        let said = told("brigade cluster load --exprts 1");
+        assert!(said.contains("brigade cluster load [OPTIONS]"), "{said}");
     }
 
     #[test]
@@ -325,6 +395,8 @@ mod tests {
             "brigade prune --unused-since 30d --yes --json",
             "brigade inspect hf:u/r:Q4_K_M --offline",
             "brigade tokenize -m hf:u/r hello --data-dir d",
+            "brigade serve --allow-pull hf:u/* --allow-pull hf:v/*-GGUF:Q4_* --pull-budget 200G",
+            "brigade key create me --may-load --models hf:u/r:Q4_K_M",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -1,6 +1,7 @@
 //! `brigade serve` runs the HTTP server, from binding its address to the end of its last stream.
 
 mod conduct;
+mod fetches;
 mod folder;
 mod front;
 mod grants;
@@ -8,8 +9,10 @@ mod lines;
 mod models;
 mod on_demand;
 mod orders;
+mod patience;
 pub mod planned;
 mod pool;
+mod pulled;
 mod room;
 mod slot;
 mod standing;
@@ -47,6 +50,7 @@ use tokio_util::sync::CancellationToken;
 use super::config::ConfigFile;
 use crate::cli::options::args::{KvArg, LineArgs, MAX_WORKERS, ModelArgs, TemplateArgs};
 use crate::cli::options::data_dir::DataDirArgs;
+use crate::cli::options::hub::AllowArgs;
 use crate::cli::options::security::ClusterArgs;
 use crate::cli::options::speculate::SpeculateArgs;
 use crate::cli::options::units;
@@ -171,6 +175,10 @@ pub struct ServeArgs {
     /// then takes no new requests, completes those that run, and is unloaded. Such as 60s
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     swap_after: Duration,
+    /// With --load demand: how long a load may stand still, without a byte more than before, until it is given up and its
+    /// room is free. Such as 5m
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::some_time)]
+    load_patience: Duration,
     /// With --load demand: most models that are loaded at once [default: as many as have room]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_loaded: Option<usize>,
@@ -194,6 +202,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
+    allow: AllowArgs,
+    #[command(flatten)]
     front: FrontArgs,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -205,15 +215,18 @@ pub struct ServeArgs {
     /// Options of the models of a folder, if they are served.
     #[arg(skip)]
     folder: Option<Arc<Self>>,
-    /// Whether these options are of a folder's models alone.
+    /// Options of the models that requests have fetched, if names are open to them.
     #[arg(skip)]
-    is_folder_alone: bool,
+    pulled: Option<Arc<Self>>,
+    /// Whether these options are of such models alone, and not of one of their own.
+    #[arg(skip)]
+    has_no_model: bool,
 }
 
 impl ServeArgs {
     /// The options of each model.
     fn models(&self) -> impl Iterator<Item = &Self> {
-        (!self.is_folder_alone).then_some(self).into_iter().chain(&self.others)
+        (!self.has_no_model).then_some(self).into_iter().chain(&self.others)
     }
 
     /// The folder of models that they name.
@@ -223,7 +236,24 @@ impl ServeArgs {
 
     /// The models of the folder are served with the options `base`: beside others, or alone.
     pub fn add_folder(&mut self, base: Self, is_alone: bool) {
-        (self.folder, self.is_folder_alone) = (Some(Arc::new(base)), is_alone);
+        self.folder = Some(Arc::new(base));
+        self.has_no_model |= is_alone;
+    }
+
+    /// Whether requests may have models fetched.
+    pub fn allows_pulls(&self) -> bool {
+        !self.allow.patterns.is_empty()
+    }
+
+    /// Models that requests have fetched are served with the options `base`: beside others, or alone.
+    pub fn add_pulls(&mut self, base: Self, is_alone: bool) {
+        self.pulled = Some(Arc::new(base));
+        self.has_no_model |= is_alone;
+    }
+
+    /// Options of models that come while the server runs.
+    fn comes(&self) -> impl Iterator<Item = &Self> {
+        self.folder.as_deref().into_iter().chain(self.pulled.as_deref())
     }
 
     /// Each model and its line, and whether workers join that.
@@ -261,19 +291,25 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let draining = CancellationToken::new();
     let args = Arc::new(args);
     let (served, shared) = lines::open(&args, &front).await?;
-    let all = args.models().chain(args.folder.as_deref());
+    let all = args.models().chain(args.comes());
     let of_each = all.map(|args| (args.max_seqs as usize).saturating_add(args.max_queue));
     let requests = of_each.fold(0, usize::saturating_add);
     let door = front.door(requests, metrics, draining.clone());
     tokio::spawn(door.streams.clone().sweep(draining.clone()));
     let folder = args.keep_args.folder(args.front.listen(), &args.line.data_dir);
-    let mut models = Models::start(served, &door, folder.as_deref(), args.folder.is_some()).await?;
-    let found = models.open_folder(&args, front.keys(), shared.clone()).await?;
+    let mut models = Models::start(served, &door, folder.as_deref(), &args).await?;
+    let (found, pulled) = models.open_more(&args, front.keys(), shared.clone()).await?;
     let members = models.members(&door);
-    let mut fleet = match found {
-        None => Fleet::new(members)?,
-        Some(found) => Fleet::with_source(door.clone(), members, found.clone(), found.members())?,
+    let mut fleet = match (found, &pulled) {
+        (None, None) => Fleet::new(members)?,
+        (None, Some(_)) => Fleet::growing(door.clone(), members)?,
+        (Some(found), _) => {
+            Fleet::with_source(door.clone(), members, found.clone(), found.members())?
+        }
     };
+    if let Some(pulled) = pulled {
+        fleet = fleet.with_fetcher(Arc::new(pulled::AtTheDoor(pulled)));
+    }
     if let Some(operators) = models.operators() {
         if let Some(folder) = &folder {
             lines::open_socket(folder, &operators, &draining);

@@ -3,5 +3,7 @@
 pub mod fleet;
 pub mod fleet_plan;
 pub mod fleet_pool;
+pub mod loads;
 pub mod models_dir;
 pub mod nodes;
+pub mod pulled;

@@ -129,7 +129,16 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "coordinator/dialect/src",
-        &["values", "parser", "template", "pooling", "text_model", "constrain", "sample_model"],
+        &[
+            "names",
+            "values",
+            "parser",
+            "template",
+            "pooling",
+            "text_model",
+            "constrain",
+            "sample_model",
+        ],
     ),
 ];
 

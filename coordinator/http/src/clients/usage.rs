@@ -91,6 +91,11 @@ impl RequestUsage {
         self.owner.get().is_none_or(|owner| owner.account.record().may_use(model))
     }
 
+    /// Whether the request's key may have models fetched. Who needs no key has none that may.
+    pub(crate) fn may_load(&self) -> bool {
+        self.owner.get().is_some_and(|owner| owner.account.record().may_load)
+    }
+
     /// The request counts among those of its key that run.
     pub(crate) fn runs(&self, ticket: Arc<Ticket>) {
         // As above.

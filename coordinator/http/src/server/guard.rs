@@ -22,6 +22,9 @@ use crate::openai::models;
 use crate::openai::reconnect::STREAMS;
 use crate::server::while_loading::Ready;
 
+/// Addresses about all models of a key, of which there may be none yet.
+const OF_ALL_MODELS: [&str; 3] = ["/api/tags", "/api/ps", "/api/version"];
+
 /// Wraps every handler of the public listener.
 pub(crate) async fn guard(
     State(fleet): State<Fleet>,
@@ -90,6 +93,7 @@ async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, Ap
     // Anyone may ask for the server's health; a stream's owner follows from its id.
     match request.uri().path() {
         HEALTH => Ok(Ready::Now(Box::new(request))),
+        path if OF_ALL_MODELS.contains(&path) => Ok(Ready::Now(Box::new(request))),
         path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {
             Ok(Ready::Now(Box::new(request)))
         }

@@ -23,9 +23,16 @@ pub(crate) async fn health(State(fleet): State<Fleet>, uri: Uri) -> Response {
         let health = if takes { Health::Up } else { state(&app).0 };
         asked(&app).then_some(health)
     };
-    let all: Vec<Health> = fleet.all().iter().filter_map(health).collect();
+    // What only some keys know of is told to nobody without a key.
+    let members = fleet.all();
+    let known = members.iter().filter(|member| member.is_for_all());
+    let all: Vec<Health> = known.filter_map(health).collect();
     match all.iter().find(|health| **health == Health::Up).or(all.first()) {
         Some(health) => answer(*health, json!({})),
+        None if model.is_none() && fleet.grows() => {
+            let is_draining = fleet.is_draining();
+            answer(if is_draining { Health::Stopping } else { Health::Up }, json!({}))
+        }
         None => crate::request::model_name::not_here(model.as_deref().unwrap_or_default(), &[])
             .into_response(),
     }

@@ -16,6 +16,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use brigade_line::handle::Status;
+use brigade_line::health::Loading;
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
@@ -26,7 +27,7 @@ use crate::clients::name::Name;
 use crate::compat::anthropic;
 use crate::error::ApiError;
 use crate::events::sse::DONE;
-use crate::fleet::{Choice, Head, Meant, Member, Wish};
+use crate::fleet::{Choice, Chosen, Head, Meant, Wish};
 use crate::openai::chat;
 use crate::openai::completions;
 
@@ -98,7 +99,7 @@ pub(crate) enum Ready {
 /// An answer that begins before its model is there.
 pub(crate) struct Early {
     request: Request,
-    member: Member,
+    model: Chosen,
     needed: Waits<Result<App, ApiError>>,
     last_events: LastEvents,
 }
@@ -109,10 +110,10 @@ impl Choice {
     /// # Errors
     /// The model cannot be used: see [`NotLoaded`](crate::fleet::NotLoaded).
     pub(crate) async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
-        let Self { mut request, member, head: Head { is_stream, keep, only_unloads, .. } } = self;
+        let Self { mut request, model, head: Head { is_stream, keep, only_unloads, .. } } = self;
         let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
         let key = name.usage.key_number();
-        if let Some(keep) = keep.filter(|_| only_unloads) {
+        if let (Some(keep), Some(member)) = (keep.filter(|_| only_unloads), model.here()) {
             member.keep(key, keep);
             is_for(&mut request, name, member.now());
             return Ok(Ready::Now(Box::new(request)));
@@ -120,21 +121,23 @@ impl Choice {
         let within = if last_events.is_some() { STREAM_MODEL_WITHIN } else { MODEL_WITHIN };
         let wish = Wish { key, within };
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let of = member.clone();
+        let (of, force) = (model.clone(), name.usage.force());
         let mut needed: Waits<_> =
-            Box::pin(async move { of.for_request(&method, &path, wish).await });
+            Box::pin(async move { of.for_request(&method, &path, wish, force).await });
         let app = match last_events {
             None => needed.await?,
             Some(last_events) => match timeout(AT_ONCE, &mut needed).await {
                 Ok(app) => app?,
                 Err(_) => {
-                    let early = Early { request, member, needed, last_events };
+                    let early = Early { request, model, needed, last_events };
                     return Ok(Ready::Early(Box::new(early)));
                 }
             },
         };
         // Only streams of events are answered early, and their requests have no `keep_alive`.
-        keep.iter().for_each(|keep| member.keep(key, *keep));
+        if let (Some(keep), Some(member)) = (keep, model.here()) {
+            member.keep(key, keep);
+        }
         is_for(&mut request, name, app);
         Ok(Ready::Now(Box::new(request)))
     }
@@ -159,7 +162,7 @@ impl Ready {
 
 impl Early {
     fn answer(self, name: Name, next: Next) -> Response {
-        let Self { mut request, member, needed, last_events } = self;
+        let Self { mut request, model, needed, last_events } = self;
         let answer = async move {
             match needed.await {
                 Ok(app) => {
@@ -172,7 +175,7 @@ impl Early {
         let answer: Waits<Body> = Box::pin(answer.in_current_span());
         let mut every = interval(COMMENT_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let body = Body::new(Telling { member, every, answer: Some(answer), rest: Body::empty() });
+        let body = Body::new(Telling { model, every, answer: Some(answer), rest: Body::empty() });
         ([(CONTENT_TYPE, EVENT_STREAM), (CACHE_CONTROL, "no-cache")], body).into_response()
     }
 }
@@ -197,7 +200,7 @@ fn events(response: Response, last_events: LastEvents) -> Body {
 
 /// Comments, and then the rest. A client's leaving drops it, and so ends the waiting.
 struct Telling {
-    member: Member,
+    model: Chosen,
     every: Interval,
     answer: Option<Waits<Body>>,
     rest: Body,
@@ -206,13 +209,17 @@ struct Telling {
 impl Telling {
     /// A comment about the progress of loading. Clients skip comments.
     fn comment(&self) -> String {
-        let how_far = match self.member.loading() {
-            None => "waiting for the model".to_owned(),
-            Some(Status::Loading(loading)) => match loading.share() {
-                Some(share) => format!("loading {:.0} %", 100.0 * share),
-                None => "loading".to_owned(),
+        let of = |word: &str, loading: &Loading| match loading.share() {
+            Some(share) => format!("{word} {:.0} %", 100.0 * share),
+            None => word.to_owned(),
+        };
+        let how_far = match (self.model.here(), &self.model) {
+            (None, Chosen::Away(away)) => of("fetching", &away.how_far()),
+            (here, _) => match here.and_then(|member| member.loading()) {
+                None => "waiting for the model".to_owned(),
+                Some(Status::Loading(loading)) => of("loading", &loading),
+                Some(_) => "starting".to_owned(),
             },
-            Some(_) => "starting".to_owned(),
         };
         format!(": {how_far}\n\n")
     }

@@ -10,13 +10,14 @@ use axum::http::Request;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::handle::Status;
 use brigade_line::health::Loading;
-use brigade_line::keys::{KeyFile, KeyGroups, KeyRecord, KeyRing, Secret};
+use brigade_line::keys::{Force, KeyFile, KeyGroups, KeyRecord, KeyRing, Secret};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use super::*;
+use crate::fleet::member::{NEED_A_LINE, OF_TEXT_ALONE};
 use crate::tests::{Play, SECRET, played};
 
 /// Positions of a sequence.
@@ -240,7 +241,8 @@ impl Keys {
         let mut record = KeyRecord::new("one-model", &secrets[0], 0).unwrap();
         record.models = vec!["first".to_owned()];
         file.add(record).unwrap();
-        file.add(KeyRecord::new("all-models", &secrets[1], 0).unwrap()).unwrap();
+        let all = KeyRecord::new("all-models", &secrets[1], 0).unwrap();
+        file.add(KeyRecord { may_load: true, ..all }).unwrap();
         let (ring, _) = KeyRing::open(file).unwrap();
         let groups = KeyGroups::new(&[], &ring.now()).unwrap();
         Self { folder, access: Access::Keys(ring, groups), secrets }
@@ -291,6 +293,101 @@ const OF_NO_MODEL: &[&str] = &[
     // Always refused.
     "/api/delete",
 ];
+
+/// Has the model `hf:u/r:Q8_0` fetched: it tells the same of every fetch, or the model is here.
+#[derive(Clone, Debug)]
+struct Fetches(Result<Member, NotLoaded>);
+
+impl Fetch for Fetches {
+    fn name(&self) -> &str {
+        "hf:u/r:Q8_0"
+    }
+
+    fn fetched(&self, _wish: Wish, _key: Force) -> Fetched<'_> {
+        Box::pin(std::future::ready(self.0.clone()))
+    }
+
+    fn here(&self) -> Option<Member> {
+        self.0.clone().ok()
+    }
+
+    fn how_far(&self) -> Loading {
+        Loading::default()
+    }
+}
+
+impl Fetcher for Fetches {
+    fn open(&self, name: &str) -> Option<Arc<dyn Fetch>> {
+        (name == "hf:u/r:Q8_0").then(|| Arc::new(self.clone()) as Arc<dyn Fetch>)
+    }
+
+    fn members(&self) -> Vec<Member> {
+        self.here().into_iter().collect()
+    }
+}
+
+#[test]
+fn each_address_with_a_body_needs_a_line_or_the_text_side_alone() {
+    for (method, path) in addresses() {
+        let needs = [NEED_A_LINE, OF_TEXT_ALONE].map(|all| all.contains(&path));
+        assert_eq!(needs.contains(&true), method == "post", "{method} {path}");
+        assert_ne!(needs, [true; 2], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_fetched_for_keys_that_may_load_and_does_not_exist_for_others() {
+    let keys = Keys::new("fleet-fetch");
+    let [one, all] = keys.secrets.each_ref().map(Secret::reveal);
+    let router = |told: Result<Member, NotLoaded>| {
+        let fleet = Fleet::new(members(two(), keys.access.clone())).unwrap();
+        let fleet = fleet.with_fetcher(Arc::new(Fetches(told)));
+        router(fleet, Hosts::of_this_process(), Origins::default())
+    };
+    let post = ("POST", "/v1/completions");
+    let body = |model: &str| json!({ "model": model, "prompt": "q", "max_tokens": 9 }).to_string();
+    let loading = Loading { done_bytes: 43, total_bytes: 100, ..Loading::default() };
+    for (told, status, said) in [
+        (NotLoaded::Fetching(loading), 503, "is being fetched"),
+        (NotLoaded::Missing("no such model".to_owned()), 404, "no such model"),
+        (NotLoaded::Refused("too large".to_owned()), 400, "too large"),
+        (NotLoaded::Never(SECRET.to_owned()), 503, "cannot be loaded"),
+    ] {
+        let router = router(Err(told));
+        let (got, answer) = ask(&router, post, Some(all), body("hf:u/r:Q8_0")).await;
+        assert!(got == status && answer.to_string().contains(said), "{got} {answer}");
+        assert!(!answer.to_string().contains(SECRET), "{answer}");
+        if said == "is being fetched" {
+            let expected = json!({
+                "state": "fetching", "model": "hf:u/r:Q8_0", "progress": 0.43, "done_bytes": 43, "total_bytes": 100,
+                "eta_seconds": null,
+            });
+            assert_eq!(answer["loading"], expected);
+        }
+        // Without the right it is as any unknown name, and so it is at addresses that need no line.
+        let (got, of_name) = ask(&router, post, Some(one), body("hf:u/r:Q8_0")).await;
+        let (_, of_none) = ask(&router, post, Some(one), body("hf:u/r:Q9_0")).await;
+        assert_eq!((got, of_name.to_string()), (404, of_none.to_string().replace("Q9", "Q8")));
+        for path in ["/tokenize", "/api/show", "/nothing"] {
+            let (got, answer) = ask(&router, ("POST", path), Some(all), body("hf:u/r:Q8_0")).await;
+            assert_eq!(got, 404, "{path}: {answer}");
+        }
+    }
+    let app = app_behind(up(&["hf:u/r:Q8_0", "hf:u/r"], "pulled"), &door(keys.access.clone()));
+    let router = router(Ok(Member::fixed(app).for_loaders()));
+    for name in ["hf:u/r:Q8_0", "hf:u/r", "hf.co/u/r:q8_0"] {
+        let (status, answer) = ask(&router, post, Some(all), body(name)).await;
+        assert!(status == 200 && answer["choices"][0]["text"] == "pulled", "{name}: {answer}");
+        assert_eq!(ask(&router, post, Some(one), body(name)).await.0, 404, "{name}");
+        let of_health = ("GET", &*format!("/health?model={name}"));
+        assert_eq!(ask(&router, of_health, None, String::new()).await.0, 404, "{name}");
+    }
+    for path in ["/v1/models", "/api/tags", "/api/ps"] {
+        let (_, of_one) = ask(&router, ("GET", path), Some(one), String::new()).await;
+        let (_, of_all) = ask(&router, ("GET", path), Some(all), String::new()).await;
+        assert!(!of_one.to_string().contains("hf:") && of_all.to_string().contains("hf:u/r:Q8_0"));
+    }
+}
 
 #[tokio::test]
 async fn a_key_for_one_model_has_nothing_of_another_at_any_address() {

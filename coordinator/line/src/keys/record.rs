@@ -136,6 +136,9 @@ pub struct KeyRecord {
     /// Whether it opens the admin listener, and nothing else.
     #[serde(default)]
     pub admin: bool,
+    /// Whether its requests may have models fetched, by names that the operator opens.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_load: bool,
 }
 
 /// Why a key cannot be made or found.
@@ -202,6 +205,7 @@ impl KeyRecord {
             models: Vec::new(),
             priority: Priority::default(),
             admin: false,
+            may_load: false,
         })
     }
 
@@ -277,6 +281,10 @@ mod tests {
         record.models = vec!["m".to_string()];
         record.expires = Some(100);
         assert!(record.may_use("m") && !record.may_use("mm"));
+        // A file of an earlier release has no such right in it.
+        let stored = serde_json::to_string(&record).unwrap();
+        let read: KeyRecord = serde_json::from_str(&stored).unwrap();
+        assert!(!stored.contains("may_load") && !read.may_load);
         assert!(!record.has_expired(99) && record.has_expired(100));
     }
 }

@@ -51,6 +51,12 @@ impl Keys {
         self.accounts.values().any(opens)
     }
 
+    /// Whether there is a key that may have models fetched now.
+    pub fn have_loader(&self, unix_now: u64) -> bool {
+        let may = |key: &Account| key.record().may_load && !key.record().has_expired(unix_now);
+        self.accounts.values().any(may)
+    }
+
     /// All accounts, by name.
     pub fn accounts(&self) -> Vec<&Account> {
         let mut all: Vec<&Account> = self.accounts.values().collect();

@@ -87,6 +87,10 @@ pub fn parse(args: &[OsString]) -> Result<Cli, Refused> {
     if cli.command.has_folder() && !is_model_chosen(args, &loaded, section) {
         cli.command.add_folder(of(None)?.command, loaded.models.is_empty());
     }
+    if cli.command.allows_pulls() {
+        let is_alone = loaded.models.is_empty() && !is_model_chosen(args, &loaded, section);
+        cli.command.add_pulls(of(None)?.command, is_alone);
+    }
     Ok(cli)
 }
 
@@ -222,6 +226,18 @@ impl Command {
     fn add_folder(&mut self, base: Self, is_alone: bool) {
         if let (Self::Serve(args), Self::Serve(base)) = (self, base) {
             args.add_folder(*base, is_alone);
+        }
+    }
+
+    /// Whether its requests may have models fetched.
+    fn allows_pulls(&self) -> bool {
+        matches!(self, Self::Serve(args) if args.allows_pulls())
+    }
+
+    /// The options of models that requests have fetched; whether they are the only ones.
+    fn add_pulls(&mut self, base: Self, is_alone: bool) {
+        if let (Self::Serve(args), Self::Serve(base)) = (self, base) {
+            args.add_pulls(*base, is_alone);
         }
     }
 

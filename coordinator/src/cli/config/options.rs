@@ -37,9 +37,10 @@ pub const VERSION_KEY: &str = "version";
 pub const CONFIG: &str = "config";
 
 /// Options of `serve` that are about the server as a whole: the others are a line's, and may stand with its model.
-const OF_THE_SERVER: [&str; 23] = [
+const OF_THE_SERVER: [&str; 25] = [
     "admin-listen",
     "allow-host",
+    "allow-pull",
     "audit-content",
     "audit-log",
     "audit-size",
@@ -58,6 +59,7 @@ const OF_THE_SERVER: [&str; 23] = [
     "max-loaded",
     "new-ca",
     "no-auth",
+    "pull-budget",
     "share-prefix",
     "tls-cert",
     "tls-key",

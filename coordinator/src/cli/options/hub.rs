@@ -10,11 +10,12 @@ use anyhow::{Context, Result};
 use brigade_gguf::Gguf;
 use brigade_hub::name::ModelName;
 use brigade_hub::own_folder::Own;
+use brigade_hub::pattern::Pattern;
 use brigade_hub::remote::Remote;
 use brigade_hub::resolver::{Described, Found, Resolver, Watch};
 use brigade_hub::settings::Settings;
 use brigade_line::model::Model;
-use brigade_plan::format_bytes;
+use brigade_plan::{format_bytes, parse_bytes};
 use clap::Args;
 
 use crate::cli::options::data_dir::DataDirArgs;
@@ -52,6 +53,25 @@ pub struct HubArgs {
     /// HF_ENDPOINT; repeatable
     #[arg(long, value_name = "HOST[:PORT]", env = "BRIGADE_PRIVATE_HOSTS", value_delimiter = ',')]
     pub private_host: Vec<String>,
+}
+
+/// Models that requests may have fetched.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Models by name")]
+pub struct AllowArgs {
+    /// Let requests whose key may load (brigade key create --may-load) have models fetched whose names are like this:
+    /// hf:USER/REPO:QUANT, with * for any text in REPO and QUANT, such as hf:bartowski/*; repeatable
+    #[arg(
+        long = "allow-pull",
+        value_name = "PATTERN",
+        requires = "pull_budget",
+        conflicts_with = "no_auth"
+    )]
+    pub patterns: Vec<Pattern>,
+    /// Disk space for models that requests have fetched: the least recently used one that is not loaded is deleted when
+    /// another one needs its room. Such as 200G
+    #[arg(long = "pull-budget", id = "pull_budget", value_name = "SIZE", value_parser = parse_bytes, requires = "patterns")]
+    pub budget: Option<u64>,
 }
 
 impl HubArgs {

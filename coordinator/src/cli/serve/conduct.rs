@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use super::on_demand::Stable;
 use super::room::Rooms;
 use super::slot::{Loaded, Slot};
-use super::turns::Next;
+use super::turns::{Next, Sight};
 
 /// How often models that are in use are looked at again while one waits for its room.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -29,8 +29,8 @@ impl Stable {
         let draining = self.door.draining.clone();
         while !draining.is_cancelled() {
             self.bury();
-            while let Some((at, going)) = self.decide() {
-                tokio::spawn(self.clone().exchange(at, going));
+            while let Some((slot, going)) = self.decide() {
+                tokio::spawn(self.clone().exchange(slot, going));
             }
             let waits = self.turns().is_busy();
             tokio::select! {
@@ -42,15 +42,20 @@ impl Stable {
     }
 
     /// The model whose line is to be begun now, and the lines that go for it. No request can use these any more.
-    fn decide(&self) -> Option<(usize, Vec<Going>)> {
-        let slots = self.all();
+    fn decide(&self) -> Option<(Arc<Slot>, Vec<Going>)> {
         let now = Instant::now();
         let mut turns = self.turns();
+        let slots = self.places();
         let before: Vec<bool> = (0..slots.len()).map(|at| turns.yields(at)).collect();
-        let sights: Vec<_> = slots.iter().map(|slot| slot.sight(now)).collect();
+        let of = |slot: &Option<Arc<Slot>>| match slot {
+            Some(slot) => slot.sight(now),
+            None => Sight::nobody(now),
+        };
+        let sights: Vec<_> = slots.iter().map(of).collect();
         let rooms = Rooms { slots: &slots, budget: self.memory.budget() };
         let next = turns.next(now, &sights, &rooms);
-        for (at, slot) in slots.iter().enumerate() {
+        for slot in slots.iter().flatten() {
+            let at = slot.at;
             if before[at] && !turns.yields(at) {
                 slot.tell();
             }
@@ -63,7 +68,7 @@ impl Stable {
         }
         let Next::Load { model, go } = next else { return None };
         let mut going: Vec<Going> = Vec::new();
-        for slot in go.into_iter().map(|at| slots[at].clone()) {
+        for slot in go.into_iter().filter_map(|at| slots[at].clone()) {
             let turn = slot.turn.clone().try_lock_owned();
             let loaded = turn.ok().and_then(|turn| {
                 let loaded = slot.loaded().take_if(|loaded| !loaded.is_used())?;
@@ -79,12 +84,13 @@ impl Stable {
             };
             going.push((slot, loaded, turn));
         }
-        slots[model].comes.store(true, Ordering::Relaxed);
-        Some((model, going))
+        let slot = slots[model].clone()?;
+        slot.comes.store(true, Ordering::Relaxed);
+        Some((slot, going))
     }
 
     /// Ends lines, and begins another.
-    async fn exchange(self: Arc<Self>, at: usize, going: Vec<Going>) {
+    async fn exchange(self: Arc<Self>, slot: Arc<Slot>, going: Vec<Going>) {
         let _doing = self.doing.read().await;
         let mut ending = JoinSet::new();
         for (slot, loaded, turn) in going {
@@ -96,7 +102,6 @@ impl Stable {
             });
         }
         while ending.join_next().await.is_some() {}
-        let slot = self.slot(at);
         self.begin(&slot).await;
         slot.comes.store(false, Ordering::Relaxed);
         slot.tell();
@@ -158,17 +163,38 @@ impl Stable {
         }
     }
 
+    /// Ends loads that stand still, although requests wait for them.
+    fn give_up(self: &Arc<Self>) {
+        let now = Instant::now();
+        for slot in self.all() {
+            let patience = slot.served.args().load_patience;
+            let why = slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
+            let Some(reason) = why else { continue };
+            let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
+            let Some(loaded) = slot.loaded().take() else { continue };
+            let stable = self.clone();
+            tokio::spawn(async move {
+                let _doing = stable.doing.read().await;
+                stable.end_line(&slot, Some(loaded), &reason).await;
+                drop(turn);
+                stable.failed(&slot, reason);
+                stable.news.notify_one();
+            });
+        }
+    }
+
     /// Ends a model's line.
     pub(super) async fn end_line(&self, slot: &Slot, loaded: Option<Loaded>, why: &str) {
         let Some(loaded) = loaded else { return };
         tracing::info!(model = slot.name(), why, "the model is unloaded");
+        slot.is_left(&loaded);
         if let Err(error) = loaded.end().await {
             tracing::error!(error = format!("{error:#}"), "the end of a line");
         }
     }
 
     /// Ends a model's line, unless a request has come for it.
-    async fn unload_idle(&self, slot: &Slot, why: &str) {
+    pub(super) async fn unload_idle(&self, slot: &Slot, why: &str) {
         let _doing = self.doing.read().await;
         let _turn = slot.turn.lock().await;
         let idle = slot.loaded().take_if(|loaded| loaded.may_go());
@@ -182,10 +208,14 @@ impl Stable {
         let draining = self.door.draining.clone();
         while draining.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
             self.news.notify_one();
+            self.give_up();
             for slot in self.all() {
                 if slot.is_past_its_time() {
                     self.unload_idle(&slot, "it is idle, and its time to stay loaded is over")
                         .await;
+                }
+                if slot.is_retired() {
+                    self.remove(&slot);
                 }
             }
             let go = self.with_pool(|pool| pool.helps_others(&self.idle_seats()));

@@ -16,6 +16,7 @@ use brigade_worker::machine::memory;
 use super::lines::Served;
 use super::on_demand::Stable;
 use super::pool::Shared;
+use super::slot::Slot;
 use super::{Load, ServeArgs};
 
 /// How often the folder is looked at, at most.
@@ -56,12 +57,22 @@ struct Seen {
 /// The state of a model's files: path, bytes, and time of writing.
 type Stamp = Vec<(PathBuf, u64, Option<SystemTime>)>;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 enum Is {
-    /// The model can be used; its index in the stable.
-    Good(usize),
+    /// The model can be used.
+    Good(Arc<Slot>),
     /// Why it cannot be used.
     Bad(String),
+}
+
+impl PartialEq for Is {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Good(a), Self::Good(b)) => Arc::ptr_eq(a, b),
+            (Self::Bad(a), Self::Bad(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 impl Folder {
@@ -107,11 +118,11 @@ impl Folder {
     /// The models of the folder that can be used, by name.
     pub fn members(&self) -> Vec<Member> {
         let found = self.found();
-        let places = found.values().filter_map(|seen| match seen.is {
-            Is::Good(at) => Some(at),
+        let good = found.values().filter_map(|seen| match &seen.is {
+            Is::Good(slot) => Some(slot.clone()),
             Is::Bad(_) => None,
         });
-        places.map(|at| self.stable.member(at)).collect()
+        good.map(|slot| self.stable.member(slot)).collect()
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
@@ -137,14 +148,14 @@ impl Folder {
             now.insert(filed.name, seen);
         }
         for (name, seen) in &before {
-            if let Is::Good(at) = seen.is
+            if let Is::Good(slot) = &seen.is
                 && now.get(name).is_none_or(|now| now.is != seen.is)
             {
                 tracing::info!(
                     model = name,
                     "the model's file in --models-dir was removed or replaced"
                 );
-                self.stable.retire(at);
+                slot.retire();
             }
         }
         let is_new = now != before;
@@ -161,7 +172,7 @@ impl Folder {
             return Seen { files: Vec::new(), is: Is::Bad(why) };
         }
         let is = match self.try_open(filed).await {
-            Ok(at) => Is::Good(at),
+            Ok(slot) => Is::Good(slot),
             Err(error) => Is::Bad(format!("{error:#}")),
         };
         match &is {
@@ -173,7 +184,7 @@ impl Folder {
         Seen { files, is }
     }
 
-    async fn try_open(&self, filed: &Filed) -> Result<usize> {
+    async fn try_open(&self, filed: &Filed) -> Result<Arc<Slot>> {
         if let Some(why) = &filed.wrong {
             anyhow::bail!("{why}");
         }

@@ -67,7 +67,7 @@ pub async fn open(
 ) -> Result<(Vec<Served>, Option<Arc<Shared>>)> {
     let all: Vec<&ServeArgs> = args.models().collect();
     check(&all)?;
-    let several = all.len() > 1 || args.folder.is_some();
+    let several = all.len() > 1 || args.comes().next().is_some();
     let mut served = Vec::new();
     for (at, of_model) in all.iter().enumerate() {
         let options = session_options(of_model, front.keys())?;

@@ -14,6 +14,7 @@ use super::folder::Folder;
 use super::lines::{Line, Served};
 use super::on_demand::Stable;
 use super::pool::Shared;
+use super::pulled::Pulled;
 use super::standing::Standings;
 use super::{ServeArgs, failed, is_promising, orders};
 
@@ -24,13 +25,14 @@ pub struct Models {
     pub lines: Vec<Line>,
     stable: Option<Arc<Stable>>,
     folder: Option<Arc<Folder>>,
+    pulled: Option<Arc<Pulled>>,
     /// Whether each is loaded on demand, in the order of the file.
     order: Vec<bool>,
 }
 
 impl Models {
     /// Starts the lines of models that are loaded with the server, without waiting until they are ready. `folder` has
-    /// operators' orders about the others. `more_come`: more models on demand will be found later.
+    /// operators' orders about the others.
     ///
     /// # Errors
     /// An address or a folder is invalid.
@@ -38,13 +40,12 @@ impl Models {
         served: Vec<Served>,
         door: &Door,
         folder: Option<&Path>,
-        more_come: bool,
+        args: &ServeArgs,
     ) -> Result<Self> {
         let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
         let order = served.iter().map(Served::is_on_demand).collect();
         let (on_demand, fixed): (Vec<_>, Vec<_>) =
             served.into_iter().partition(Served::is_on_demand);
-        let max_loaded = on_demand.iter().find_map(|served| served.args().max_loaded);
         let taken: u64 = fixed.iter().map(Served::host_memory).sum();
         let mut lines = Vec::new();
         for served in fixed {
@@ -53,29 +54,32 @@ impl Models {
             lines.push(line);
         }
         let budget = free.unwrap_or(u64::MAX).saturating_sub(taken);
-        let stable = if on_demand.is_empty() && !more_come {
+        let stable = if on_demand.is_empty() && args.comes().next().is_none() {
             None
         } else {
             let standings = Standings::open(folder)?;
-            Some(Stable::new(on_demand, budget, max_loaded, door.clone(), standings)?)
+            Some(Stable::new(on_demand, budget, args.max_loaded, door.clone(), standings)?)
         };
-        Ok(Self { lines, stable, folder: None, order })
+        Ok(Self { lines, stable, folder: None, pulled: None, order })
     }
 
-    /// Looks for the models of the arguments' folder, if they have one, and loads what is to be loaded first.
+    /// Looks for the models of the arguments' folder, if they have one, and for those that requests have fetched, and loads
+    /// what is to be loaded first.
     ///
     /// # Errors
-    /// The folder cannot be read.
-    pub async fn open_folder(
+    /// The folder or the lock cannot be read, or the options contradict each other.
+    pub async fn open_more(
         &mut self,
         args: &ServeArgs,
         keys: Option<KeyRing>,
         shared: Option<Arc<Shared>>,
-    ) -> Result<Option<Arc<Folder>>> {
-        let Some(stable) = &self.stable else { return Ok(None) };
+    ) -> Result<(Option<Arc<Folder>>, Option<Arc<Pulled>>)> {
+        let Some(stable) = &self.stable else { return Ok((None, None)) };
+        let (keys_again, shared_again) = (keys.clone(), shared.clone());
         self.folder = Folder::open(args, keys, shared, stable.clone()).await?;
+        self.pulled = Pulled::open(args, keys_again, shared_again, stable.clone()).await?;
         tokio::spawn(stable.clone().load_first());
-        Ok(self.folder.clone())
+        Ok((self.folder.clone(), self.pulled.clone()))
     }
 
     /// All models, for the server's door. Requests of the coordinator before this one go on.
@@ -96,7 +100,12 @@ impl Models {
             ..ModelState::default()
         };
         let always = self.lines.iter().map(always).collect();
-        Some(orders::answer(stable, self.folder.clone(), always))
+        Some(orders::answer(orders::Known {
+            stable,
+            folder: self.folder.clone(),
+            pulled: self.pulled.clone(),
+            always,
+        }))
     }
 
     /// Whether requests may be answered.

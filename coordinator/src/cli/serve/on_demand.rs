@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 use brigade_cluster::Pool;
 use brigade_http::{App, Coming, Door, Loader, MODEL_WITHIN, Member, NotLoaded, Wish};
 use brigade_line::admin::{ModelState, Refused};
-use brigade_line::handle::Status;
 use brigade_line::health::Loading;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use super::grants::Memory;
 use super::lines::Served;
-use super::slot::{Slot, standing_of, up};
+use super::slot::{Slot, how_far, standing_of, up};
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Turns, Why, WishId};
 
@@ -31,8 +30,8 @@ const FAILURES: u32 = 3;
 /// The models of a server that are loaded on demand.
 #[derive(Debug)]
 pub struct Stable {
-    /// The models. Their indices never change.
-    slots: RwLock<Vec<Arc<Slot>>>,
+    /// The models. Their indices never change; a removed one leaves its place to another.
+    slots: RwLock<Vec<Option<Arc<Slot>>>>,
     /// Memory of this machine for all of them.
     pub(super) memory: Arc<Memory>,
     pub(super) door: Door,
@@ -47,19 +46,19 @@ pub struct Stable {
 
 /// One of a stable's models, for the server's door.
 #[derive(Debug)]
-struct Stall(Arc<Stable>, usize);
+struct Stall(Arc<Stable>, Arc<Slot>);
 
 impl Loader for Stall {
     fn loaded(&self, wish: Wish) -> Coming<'_> {
-        Box::pin(self.0.loaded(self.1, wish))
+        Box::pin(self.0.loaded(&self.1, wish))
     }
 
     fn now(&self) -> Option<App> {
-        self.0.slot(self.1).loaded().as_ref().map(|loaded| loaded.app.clone())
+        self.1.loaded().as_ref().map(|loaded| loaded.app.clone())
     }
 
     fn keep(&self, key: Option<u64>, keep: Option<Duration>) {
-        self.0.slot(self.1).keep(key, keep);
+        self.1.keep(key, keep);
     }
 }
 
@@ -86,7 +85,9 @@ impl Stable {
         door: Door,
         standings: Standings,
     ) -> anyhow::Result<Arc<Self>> {
-        let slot = |(at, served)| Slot::new(at, served, &door, &standings).map(Arc::new);
+        let slot = |(at, served)| {
+            Slot::new(at, served, &door, &standings).map(|slot| Some(Arc::new(slot)))
+        };
         let slots = all.into_iter().enumerate().map(slot).collect::<Result<_, _>>()?;
         let slots = RwLock::new(slots);
         let turns = Mutex::new(Turns::new(max_loaded));
@@ -100,38 +101,66 @@ impl Stable {
 
     /// Each model, for the server's door.
     pub fn members(self: &Arc<Self>) -> impl Iterator<Item = Member> {
-        (0..self.all().len()).map(|at| self.member(at))
+        self.all().into_iter().map(|slot| self.member(slot))
     }
 
-    /// The model at this index, for the server's door.
-    pub fn member(self: &Arc<Self>, at: usize) -> Member {
-        Member::on_demand(self.slot(at).asleep.clone(), Arc::new(Stall(self.clone(), at)))
+    /// A model, for the server's door.
+    pub fn member(self: &Arc<Self>, slot: Arc<Slot>) -> Member {
+        Member::on_demand(slot.asleep.clone(), self.loader(slot))
     }
 
-    /// Adds a model; returns its index.
+    /// What loads a model for requests.
+    pub fn loader(self: &Arc<Self>, slot: Arc<Slot>) -> Arc<dyn Loader> {
+        Arc::new(Stall(self.clone(), slot))
+    }
+
+    /// Adds a model.
     ///
     /// # Errors
     /// The model's journal cannot be read.
-    pub fn add(&self, served: Served) -> anyhow::Result<usize> {
+    pub fn add(&self, served: Served) -> anyhow::Result<Arc<Slot>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let at = slots.len();
-        slots.push(Arc::new(Slot::new(at, served, &self.door, &self.standings)?));
-        Ok(at)
+        let at = slots.iter().position(Option::is_none).unwrap_or(slots.len());
+        let slot = Arc::new(Slot::new(at, served, &self.door, &self.standings)?);
+        match slots.get_mut(at) {
+            Some(place) => *place = Some(slot.clone()),
+            None => slots.push(Some(slot.clone())),
+        }
+        Ok(slot)
     }
 
-    /// Marks a model as removed: it is unloaded when it is idle.
-    pub fn retire(&self, at: usize) {
-        self.slot(at).retired.store(true, Ordering::Relaxed);
+    /// Removes a model that is not loaded and that nobody waits for, so that its file is closed. Returns whether it did.
+    pub fn remove(&self, slot: &Slot) -> bool {
+        let Ok(_turn) = slot.turn.try_lock() else { return false };
+        let mut turns = self.turns();
+        if slot.loaded().is_some() || slot.comes.load(Ordering::Relaxed) || turns.is_wanted(slot.at)
+        {
+            return false;
+        }
+        slot.retire();
+        turns.give_up(slot.at);
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = slots.get_mut(slot.at)
+            && place.as_deref().is_some_and(|own| std::ptr::eq(own, slot))
+        {
+            *place = None;
+        }
+        true
+    }
+
+    /// The models at their indices.
+    pub(super) fn places(&self) -> Vec<Option<Arc<Slot>>> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A snapshot of all models.
     pub(super) fn all(&self) -> Vec<Arc<Slot>> {
-        // Slots are only added.
-        self.slots.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.places().into_iter().flatten().collect()
     }
 
-    pub(super) fn slot(&self, at: usize) -> Arc<Slot> {
-        self.slots.read().unwrap_or_else(PoisonError::into_inner)[at].clone()
+    /// The memory of this machine that models have together.
+    pub fn budget(&self) -> u64 {
+        self.memory.budget()
     }
 
     /// The order of loads, locked. Its holder may lock a loaded model, but not the other way round.
@@ -170,14 +199,14 @@ impl Stable {
         all.iter().filter(is_here).map(|slot| slot.state()).collect()
     }
 
-    /// The index of the model with this name.
+    /// The model with this name.
     ///
     /// # Errors
     /// There is no such model; lists those that there are.
-    pub fn find(&self, model: &str) -> Result<usize, Refused> {
+    pub fn find(&self, model: &str) -> Result<Arc<Slot>, Refused> {
         let all = self.all();
         let is_it = |slot: &Arc<Slot>| slot.name() == model && !slot.is_retired();
-        all.iter().position(is_it).ok_or_else(|| {
+        all.iter().find(|slot| is_it(slot)).cloned().ok_or_else(|| {
             let all = all.iter().filter(|slot| !slot.is_retired());
             let all: Vec<&str> = all.map(|slot| slot.name()).collect();
             Refused(format!(
@@ -191,13 +220,12 @@ impl Stable {
     pub async fn load_first(self: Arc<Self>) {
         let all = self.all();
         let of = |wanted: fn(&Slot) -> bool| {
-            let wanted = all.iter().enumerate().filter(move |(_, slot)| wanted(slot));
-            wanted.map(|(at, _)| at).collect::<Vec<_>>()
+            all.iter().filter(move |slot| wanted(slot)).cloned().collect::<Vec<_>>()
         };
         let ordered = of(|slot| !slot.goes_on && slot.standing().loaded);
-        for at in of(|slot| slot.goes_on).into_iter().chain(ordered) {
+        for slot in of(|slot| slot.goes_on).into_iter().chain(ordered) {
             // The reason of a failure is in the log, and in the model's state.
-            drop(self.loaded(at, OF_NO_KEY).await);
+            drop(self.loaded(&slot, OF_NO_KEY).await);
         }
     }
 
@@ -205,20 +233,21 @@ impl Stable {
     ///
     /// # Errors
     /// The model is not up within [`MODEL_WITHIN`], or never; or the order cannot be kept.
-    pub async fn load(&self, at: usize) -> Result<String, Refused> {
-        let slot = self.slot(at);
+    pub async fn load(&self, slot: &Slot) -> Result<String, Refused> {
         let name = slot.name();
         slot.failed.store(0, Ordering::Relaxed);
-        self.order(&slot, |standing| (standing.loaded, standing.quarantine) = (true, None))?;
-        match self.loaded(at, OF_NO_KEY).await {
+        self.order(slot, |standing| (standing.loaded, standing.quarantine) = (true, None))?;
+        match self.loaded(slot, OF_NO_KEY).await {
             Ok(_) => Ok(format!("{name} is loaded")),
-            Err(NotLoaded::NotYet(loading)) => {
+            Err(NotLoaded::NotYet(loading) | NotLoaded::Fetching(loading)) => {
                 Err(Refused(format!("{name} is being loaded: {loading}")))
             }
             Err(NotLoaded::NoRoom) => Err(Refused(format!(
                 "there is no room for {name}: the models that are loaded are in use or pinned"
             ))),
-            Err(NotLoaded::Never(reason)) => Err(Refused(reason)),
+            Err(
+                NotLoaded::Never(reason) | NotLoaded::Missing(reason) | NotLoaded::Refused(reason),
+            ) => Err(Refused(reason)),
         }
     }
 
@@ -226,9 +255,8 @@ impl Stable {
     ///
     /// # Errors
     /// The model is in use, or the order cannot be kept.
-    pub async fn unload(&self, at: usize) -> Result<String, Refused> {
+    pub async fn unload(&self, slot: &Slot) -> Result<String, Refused> {
         let _doing = self.doing.read().await;
-        let slot = self.slot(at);
         let name = slot.name();
         let _turn = slot.turn.lock().await;
         let (idle, is_used) = {
@@ -241,8 +269,8 @@ impl Stable {
             )));
         }
         let was_there = idle.is_some();
-        self.end_line(&slot, idle, "an operator wants it").await;
-        self.order(&slot, |standing| standing.loaded = false)?;
+        self.end_line(slot, idle, "an operator wants it").await;
+        self.order(slot, |standing| standing.loaded = false)?;
         Ok(format!("{name} {}", if was_there { "is unloaded" } else { "was not loaded" }))
     }
 
@@ -250,9 +278,8 @@ impl Stable {
     ///
     /// # Errors
     /// The order cannot be kept.
-    pub fn pin(&self, at: usize, stays: bool) -> Result<String, Refused> {
-        let slot = self.slot(at);
-        self.order(&slot, |standing| standing.pinned = stays)?;
+    pub fn pin(&self, slot: &Slot, stays: bool) -> Result<String, Refused> {
+        self.order(slot, |standing| standing.pinned = stays)?;
         let what =
             if stays { "stays once it is loaded" } else { "may be unloaded when it is idle" };
         let until = if self.standings.are_kept() { "" } else { ", until the server ends" };
@@ -286,13 +313,12 @@ impl Stable {
     }
 
     /// The model with its line that is up.
-    async fn loaded(&self, at: usize, wish: Wish) -> Result<App, NotLoaded> {
+    async fn loaded(&self, slot: &Slot, wish: Wish) -> Result<App, NotLoaded> {
         let until = Instant::now() + wish.within;
-        let slot = self.slot(at);
         let before = slot.tries.borrow().n;
-        let app = match self.open(&slot) {
+        let app = match self.open(slot) {
             Some(app) => app,
-            None => self.wait_for_line(&slot, wish, until).await?,
+            None => self.wait_for_line(slot, wish, until).await?,
         };
         match timeout_at(until.into(), up(&app.engine)).await {
             Ok(Ok(())) => {
@@ -300,7 +326,7 @@ impl Stable {
                 slot.failed.store(0, Ordering::Relaxed);
                 Ok(app)
             }
-            Ok(Err(reason)) => Err(self.broke(&slot, &app, before, reason).await),
+            Ok(Err(reason)) => Err(self.broke(slot, &app, before, reason).await),
             Err(_) => Err(NotLoaded::NotYet(how_far(&app))),
         }
     }
@@ -322,7 +348,7 @@ impl Stable {
         let mut tries = slot.tries.subscribe();
         let before = tries.borrow_and_update().n;
         self.may_be_loaded(slot)?;
-        let waiting = Waiting(self, self.turns().want(slot.at, wish.key));
+        let waiting = Waiting(self, self.want(slot, wish)?);
         self.news.notify_one();
         loop {
             if let Some(app) = self.open(slot) {
@@ -342,6 +368,16 @@ impl Stable {
                 () = tokio::time::sleep_until(until.into()) => return Err(self.why_not(slot)),
             }
         }
+    }
+
+    /// Queues a request for a model that is not removed.
+    fn want(&self, slot: &Slot, wish: Wish) -> Result<WishId, NotLoaded> {
+        let mut turns = self.turns();
+        if slot.is_retired() {
+            let reason = format!("the file of {} is gone: ask again", slot.name());
+            return Err(NotLoaded::Never(reason));
+        }
+        Ok(turns.want(slot.at, wish.key))
     }
 
     /// Refuses a model that can never be loaded.
@@ -407,19 +443,12 @@ impl Stable {
                 break;
             }
         }
-        NotLoaded::Never(reason)
+        let tried = tries.borrow_and_update();
+        let said = tried.failed.clone().filter(|_| tried.n > before);
+        NotLoaded::Never(said.unwrap_or(reason))
     }
 }
 
 fn shutting_down() -> NotLoaded {
     NotLoaded::Never("the server is shutting down".to_owned())
-}
-
-/// How far a line is that is not up.
-fn how_far(app: &App) -> Loading {
-    match app.engine.status() {
-        Status::Loading(loading) => loading,
-        Status::Down { next: Some(loading), .. } => loading,
-        _ => Loading::default(),
-    }
 }

@@ -7,45 +7,59 @@ use tokio::sync::mpsc;
 
 use super::folder::Folder;
 use super::on_demand::Stable;
+use super::pulled::Pulled;
 
-/// The handle for operators about the models of `stable`, some of which are from `folder`. `always` are the models
-/// that are loaded with the server.
-pub fn answer(stable: Arc<Stable>, folder: Option<Arc<Folder>>, always: Vec<ModelState>) -> Admin {
+/// The models of a server.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Those that are loaded on demand.
+    pub stable: Arc<Stable>,
+    /// Those of the folder among them.
+    pub folder: Option<Arc<Folder>>,
+    /// Those among them that requests have fetched.
+    pub pulled: Option<Arc<Pulled>>,
+    /// Those that are loaded with the server.
+    pub always: Vec<ModelState>,
+}
+
+/// The handle for operators about the models.
+pub fn answer(known: Known) -> Admin {
     let (admin, asked) = Admin::channel();
-    tokio::spawn(run(asked, stable, folder, always));
+    tokio::spawn(run(asked, known));
     admin
 }
 
-async fn run(
-    mut asked: mpsc::Receiver<Asked>,
-    stable: Arc<Stable>,
-    folder: Option<Arc<Folder>>,
-    always: Vec<ModelState>,
-) {
+async fn run(mut asked: mpsc::Receiver<Asked>, known: Known) {
     while let Some(Asked { question, reply }) = asked.recv().await {
-        let (stable, folder, always) = (stable.clone(), folder.clone(), always.clone());
+        let known = known.clone();
         // One that waits for a model holds up no other.
         tokio::spawn(async move {
             // The client may have gone.
-            let _ = reply.send(carry_out(question, &stable, folder.as_deref(), always).await);
+            let _ = reply.send(carry_out(question, known).await);
         });
     }
 }
 
-async fn carry_out(
-    question: Question,
-    stable: &Stable,
-    folder: Option<&Folder>,
-    always: Vec<ModelState>,
-) -> Result<Answer, Refused> {
+async fn carry_out(question: Question, known: Known) -> Result<Answer, Refused> {
+    let Known { stable, folder, pulled, always } = known;
     match question {
         Question::Models => {
-            let damaged = folder.map(Folder::damaged).unwrap_or_default();
-            Ok(Answer::Models([always, stable.states(), damaged].concat()))
+            let damaged = folder.map(|folder| folder.damaged()).unwrap_or_default();
+            let fetching = pulled.map(|pulled| pulled.states()).unwrap_or_default();
+            Ok(Answer::Models([always, stable.states(), fetching, damaged].concat()))
         }
-        Question::Load { model } => stable.load(stable.find(&model)?).await.map(Answer::Done),
-        Question::Unload { model } => stable.unload(stable.find(&model)?).await.map(Answer::Done),
-        Question::Pin { model, stays } => stable.pin(stable.find(&model)?, stays).map(Answer::Done),
+        Question::Load { model } => {
+            let slot = stable.find(&model)?;
+            stable.load(&slot).await.map(Answer::Done)
+        }
+        Question::Unload { model } => {
+            let slot = stable.find(&model)?;
+            stable.unload(&slot).await.map(Answer::Done)
+        }
+        Question::Pin { model, stays } => {
+            let slot = stable.find(&model)?;
+            stable.pin(&slot, stays).map(Answer::Done)
+        }
         question => {
             let nodes = stable.with_pool(|pool| pool.spares());
             match nodes.filter(|_| question == Question::Status) {

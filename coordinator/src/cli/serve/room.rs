@@ -10,8 +10,8 @@ use super::turns::Room;
 
 /// The memory and the workers that models use now.
 pub struct Rooms<'a> {
-    /// All models on demand.
-    pub slots: &'a [Arc<Slot>],
+    /// All models on demand, at their indices.
+    pub slots: &'a [Option<Arc<Slot>>],
     /// Memory of this machine for all of them.
     pub budget: u64,
 }
@@ -22,15 +22,19 @@ const OF_THE_POOL: usize = 1;
 
 impl Rooms<'_> {
     fn pool(&self, model: usize) -> Option<&Pool> {
-        Some(&self.slots[model].served.shared.as_ref()?.pool)
+        Some(&self.slots[model].as_ref()?.served.shared.as_ref()?.pool)
+    }
+
+    fn host_memory(&self, model: usize) -> u64 {
+        self.slots[model].as_ref().map_or(0, |slot| slot.served.host_memory())
     }
 
     fn of_pool(&self, pool: &Pool, model: usize, go: &[usize]) -> Option<Vec<usize>> {
-        let seat = |at: &usize| Some((*at, self.slots[*at].loaded().as_ref()?.seat?));
+        let seat = |at: &usize| Some((*at, self.slots[*at].as_ref()?.loaded().as_ref()?.seat?));
         let seats: Vec<(usize, SeatId)> = go.iter().filter_map(seat).collect();
         let ids: Vec<SeatId> = seats.iter().map(|(_, id)| *id).collect();
         // The demand was checked before.
-        let demand = self.slots[model].served.demand().ok()?;
+        let demand = self.slots[model].as_ref()?.served.demand().ok()?;
         let gone = pool.in_the_way(&demand, &ids).ok()?;
         Some(seats.into_iter().filter(|(_, id)| gone.contains(id)).map(|(at, _)| at).collect())
     }
@@ -42,13 +46,14 @@ impl Room for Rooms<'_> {
             return self.of_pool(pool, model, go);
         }
         let has = |slot: &&Arc<Slot>| slot.loaded().is_some() || slot.comes.load(Ordering::Relaxed);
-        let taken: u64 = self.slots.iter().filter(has).map(|slot| slot.served.host_memory()).sum();
-        let wanted = taken.saturating_add(self.slots[model].served.host_memory());
+        let taken = self.slots.iter().flatten().filter(has);
+        let taken: u64 = taken.map(|slot| slot.served.host_memory()).sum();
+        let wanted = taken.saturating_add(self.host_memory(model));
         let mut over = wanted.saturating_sub(self.budget);
         let mut gone = Vec::new();
         for at in go {
             // A model without memory of this machine makes no room.
-            let bytes = self.slots[*at].served.host_memory();
+            let bytes = self.host_memory(*at);
             if over > 0 && bytes > 0 {
                 over = over.saturating_sub(bytes);
                 gone.push(*at);
@@ -64,6 +69,6 @@ impl Room for Rooms<'_> {
     fn is_closed(&self, model: usize) -> bool {
         let comes =
             |slot: &Arc<Slot>| slot.served.shared.is_some() && slot.comes.load(Ordering::Relaxed);
-        self.pool(model).is_some() && self.slots.iter().any(comes)
+        self.pool(model).is_some() && self.slots.iter().flatten().any(comes)
     }
 }

@@ -2,20 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use brigade_cluster::SeatId;
 use brigade_gguf::{FileState, TensorFiles};
 use brigade_http::{App, Door};
 use brigade_line::admin::ModelState;
 use brigade_line::handle::{Engine, Status};
+use brigade_line::health::Loading;
 use tokio::sync::watch;
 
 use super::app_without_line;
 use super::grants::Taken;
 use super::lines::{Line, Served};
+use super::patience::Patience;
 use super::standing::{Quarantine, Standing, Standings};
 use super::turns::{Key, Sight, Stage};
 
@@ -42,7 +44,9 @@ pub struct Slot {
     /// Requests to it are to go on that the server before this one had begun.
     pub goes_on: bool,
     /// Whether the model was removed.
-    pub retired: AtomicBool,
+    retired: AtomicBool,
+    /// When it was last used: nanoseconds since 1970. 0: not by this process.
+    used: AtomicU64,
 }
 
 /// The results of loads.
@@ -64,6 +68,8 @@ pub struct Loaded {
     /// The line's seat at the pool, if it has one.
     pub seat: Option<SeatId>,
     begun: Instant,
+    /// How its load gets on.
+    patience: Patience,
     /// How long it took until it was up; `None`: it has not been yet.
     took: Option<Duration>,
     /// When it was last in use.
@@ -80,8 +86,8 @@ impl Loaded {
     /// A line that has begun.
     pub fn new(line: Line, app: App, seat: Option<SeatId>, memory: Taken) -> Self {
         let now = Instant::now();
-        let (keys, keep) = (BTreeSet::new(), None);
-        Self { line, app, seat, begun: now, took: None, used: now, keys, keep, memory }
+        let (keys, keep, patience) = (BTreeSet::new(), None, Patience::new(now));
+        Self { line, app, seat, begun: now, patience, took: None, used: now, keys, keep, memory }
     }
 
     /// Whether a request or another task uses it.
@@ -108,6 +114,23 @@ impl Loaded {
     /// Whether its line has ended by itself.
     pub fn is_broken(&self) -> bool {
         matches!(self.app.engine.status(), Status::Failed { .. } | Status::Stopping)
+    }
+
+    /// Why its load is given up: it has stood still for longer than `patience`. `None`: it is up, or gets on.
+    pub fn stands_still(&mut self, now: Instant, patience: Duration) -> Option<String> {
+        self.look(now);
+        if self.took.is_some() || self.is_broken() {
+            return None;
+        }
+        let loading = how_far(&self.app);
+        self.patience.see(now, &loading.what, loading.done_bytes);
+        self.patience.is_over(now, patience).then(|| {
+            let why = match self.app.engine.status() {
+                Status::Down { reason, .. } => format!("{loading} ({reason})"),
+                _ => loading.to_string(),
+            };
+            format!("its load stood still for {} s at: {why}", patience.as_secs())
+        })
     }
 
     /// Updates the times: when it was loaded, and when it was last in use.
@@ -145,12 +168,18 @@ impl Slot {
             standing: Mutex::new(standing),
             tries: watch::Sender::default(),
             retired: AtomicBool::default(),
+            used: AtomicU64::new(0),
         })
     }
 
     /// The model's name.
     pub fn name(&self) -> &str {
         self.served.model.name()
+    }
+
+    /// Marks the model as removed: it is unloaded when it is idle, and then forgotten.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
     }
 
     /// Whether the model was removed, so that no request asks for it any more.
@@ -200,6 +229,18 @@ impl Slot {
         let up = |took| Stage::Up { since: loaded.begun + took, took };
         let stage = loaded.took.map_or(Stage::Coming, up);
         Sight { stage, is_used: loaded.is_used(), used: loaded.used, ..away }
+    }
+
+    /// When it was last used: nanoseconds since 1970. 0: not by this process.
+    pub fn last_used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Notes when its line, which ends, was last used.
+    pub fn is_left(&self, loaded: &Loaded) {
+        let then = SystemTime::now() - loaded.used.elapsed();
+        let then = then.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        self.used.store(u64::try_from(then).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// A request of this key uses it.
@@ -276,6 +317,15 @@ pub fn standing_of(standings: &Standings, served: &Served) -> Standing {
     let Standing { quarantine, .. } = standings.of(served.model.name());
     let quarantine = quarantine.filter(|quarantine| quarantine.files == files_of(served));
     Standing { quarantine, ..standings.of(served.model.name()) }
+}
+
+/// How far a line is that is not up.
+pub fn how_far(app: &App) -> Loading {
+    match app.engine.status() {
+        Status::Loading(loading) => loading,
+        Status::Down { next: Some(loading), .. } => loading,
+        _ => Loading::default(),
+    }
 }
 
 /// Waits until requests can run.

@@ -41,6 +41,14 @@ pub struct Sight {
     pub swap_after: Duration,
 }
 
+impl Sight {
+    /// A place without a model.
+    pub fn nobody(now: Instant) -> Self {
+        let (is_used, stays, swap_after) = (false, true, Duration::ZERO);
+        Self { stage: Stage::Away, is_used, used: now, stays, swap_after }
+    }
+}
+
 /// The room that models need.
 pub trait Room {
     /// The models in `go` that must be unloaded to make room for `model`, chosen from its beginning; `None`: all of
