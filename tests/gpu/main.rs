@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod gpu_cap;
 mod gpu_experts;
 mod gpu_experts_seen;
 mod gpu_lines;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
     brigade_harness::main(brigade_harness::modules![
+        gpu_cap,
         gpu_experts,
         gpu_experts_seen,
         gpu_lines,

@@ -344,7 +344,7 @@ async fn a_model_is_fetched_for_keys_that_may_load_and_does_not_exist_for_others
         let fleet = fleet.with_fetcher(Arc::new(Fetches(told)));
         router(fleet, Hosts::of_this_process(), Origins::default())
     };
-    let post = ("POST", "/v1/completions");
+    let completions = "/v1/completions";
     let body = |model: &str| json!({ "model": model, "prompt": "q", "max_tokens": 9 }).to_string();
     let loading = Loading { done_bytes: 43, total_bytes: 100, ..Loading::default() };
     for (told, status, said) in [
@@ -354,7 +354,7 @@ async fn a_model_is_fetched_for_keys_that_may_load_and_does_not_exist_for_others
         (NotLoaded::Never(SECRET.to_owned()), 503, "cannot be loaded"),
     ] {
         let router = router(Err(told));
-        let (got, answer) = ask(&router, post, Some(all), body("hf:u/r:Q8_0")).await;
+        let (got, answer) = ask(&router, "POST", completions, Some(all), body("hf:u/r:Q8_0")).await;
         assert!(got == status && answer.to_string().contains(said), "{got} {answer}");
         assert!(!answer.to_string().contains(SECRET), "{answer}");
         if said == "is being fetched" {
@@ -365,26 +365,27 @@ async fn a_model_is_fetched_for_keys_that_may_load_and_does_not_exist_for_others
             assert_eq!(answer["loading"], expected);
         }
         // Without the right it is as any unknown name, and so it is at addresses that need no line.
-        let (got, of_name) = ask(&router, post, Some(one), body("hf:u/r:Q8_0")).await;
-        let (_, of_none) = ask(&router, post, Some(one), body("hf:u/r:Q9_0")).await;
+        let (got, of_name) =
+            ask(&router, "POST", completions, Some(one), body("hf:u/r:Q8_0")).await;
+        let (_, of_none) = ask(&router, "POST", completions, Some(one), body("hf:u/r:Q9_0")).await;
         assert_eq!((got, of_name.to_string()), (404, of_none.to_string().replace("Q9", "Q8")));
         for path in ["/tokenize", "/api/show", "/nothing"] {
-            let (got, answer) = ask(&router, ("POST", path), Some(all), body("hf:u/r:Q8_0")).await;
+            let (got, answer) = ask(&router, "POST", path, Some(all), body("hf:u/r:Q8_0")).await;
             assert_eq!(got, 404, "{path}: {answer}");
         }
     }
     let app = app_behind(up(&["hf:u/r:Q8_0", "hf:u/r"], "pulled"), &door(keys.access.clone()));
     let router = router(Ok(Member::fixed(app).for_loaders()));
     for name in ["hf:u/r:Q8_0", "hf:u/r", "hf.co/u/r:q8_0"] {
-        let (status, answer) = ask(&router, post, Some(all), body(name)).await;
+        let (status, answer) = ask(&router, "POST", completions, Some(all), body(name)).await;
         assert!(status == 200 && answer["choices"][0]["text"] == "pulled", "{name}: {answer}");
-        assert_eq!(ask(&router, post, Some(one), body(name)).await.0, 404, "{name}");
-        let of_health = ("GET", &*format!("/health?model={name}"));
-        assert_eq!(ask(&router, of_health, None, String::new()).await.0, 404, "{name}");
+        assert_eq!(ask(&router, "POST", completions, Some(one), body(name)).await.0, 404, "{name}");
+        let health = format!("/health?model={name}");
+        assert_eq!(ask(&router, "GET", &health, None, String::new()).await.0, 404, "{name}");
     }
     for path in ["/v1/models", "/api/tags", "/api/ps"] {
-        let (_, of_one) = ask(&router, ("GET", path), Some(one), String::new()).await;
-        let (_, of_all) = ask(&router, ("GET", path), Some(all), String::new()).await;
+        let (_, of_one) = ask(&router, "GET", path, Some(one), String::new()).await;
+        let (_, of_all) = ask(&router, "GET", path, Some(all), String::new()).await;
         assert!(!of_one.to_string().contains("hf:") && of_all.to_string().contains("hf:u/r:Q8_0"));
     }
 }

@@ -285,6 +285,41 @@ mod tests {
         assert_eq!(counts.best(1000, &|_| 0), []);
     }
 
+    /// Hits and copies of caches that copy every expert which is used without a copy, and let the one go that is worth least.
+    fn others(
+        tokens: &[Vec<usize>],
+        n_expert: usize,
+        room: usize,
+    ) -> [(&'static str, (usize, usize)); 3] {
+        let mut uses = vec![Vec::new(); n_expert];
+        for (step, token) in tokens.iter().enumerate() {
+            token.iter().for_each(|expert| uses[*expert].push(step));
+        }
+        let before =
+            |expert: usize, step: usize| uses[expert].partition_point(|use_| *use_ <= step);
+        let hits = |worth: &dyn Fn(usize, usize) -> usize| {
+            let (mut with, mut hits, mut copies) = (BTreeSet::new(), 0, 0);
+            for (step, token) in tokens.iter().enumerate() {
+                hits += token.iter().filter(|expert| with.contains(*expert)).count();
+                copies += token.iter().filter(|expert| with.insert(**expert)).count();
+                while with.len() > room {
+                    let least = with.iter().copied().min_by_key(|expert| worth(*expert, step));
+                    with.remove(&least.unwrap());
+                }
+            }
+            (hits, copies)
+        };
+        let last = |expert: usize, step: usize| uses[expert][before(expert, step) - 1];
+        let next = |expert: usize, step: usize| {
+            usize::MAX - uses[expert].get(before(expert, step)).unwrap_or(&usize::MAX)
+        };
+        [
+            ("used longest ago goes (LRU)", hits(&last)),
+            ("used least goes (LFU)", hits(&before)),
+            ("the best possible", hits(&next)),
+        ]
+    }
+
     /// Eight of 64 experts a token, some used more than others, and which these are changes halfway: hits beside those of the best
     /// choice that never changes within a half.
     #[test]
@@ -299,6 +334,7 @@ mod tests {
         let (room, n_expert, n_used, n_tokens) = (24, 64, 8, 3000);
         let mut copies = Copies::of(room);
         let (mut hits, mut best, mut all) = (0, 0, 0);
+        let mut tokens = Vec::new();
         for half in 0..2 {
             let mut uses = vec![0usize; n_expert];
             for _ in 0..n_tokens {
@@ -312,6 +348,7 @@ mod tests {
                 token.iter().for_each(|e| uses[*e] += 1);
                 hits += copies.step(n_expert, &token);
                 all += n_used;
+                tokens.push(token);
             }
             uses.sort_unstable_by(|a, b| b.cmp(a));
             best += uses[..room].iter().sum::<usize>();
@@ -323,6 +360,11 @@ mod tests {
             of_best * 100.0,
             copies.exchanges
         );
+        for (policy, (hits, copied)) in others(&tokens, n_expert, room) {
+            println!("{policy}: {:.1} % hits, {copied} copies", hits as f64 / all as f64 * 100.0);
+            let allowed = if policy == "the best possible" { 0.8 } else { 1.0 };
+            assert!(share > allowed * hits as f64 / all as f64, "{share} beside {policy}");
+        }
         assert!(share > 0.93 * of_best, "{share} beside {of_best}");
         assert!(copies.exchanges < all / 100, "{} exchanges", copies.exchanges);
     }
