@@ -71,10 +71,10 @@ fn granite_4_h_tiny() {
     let model = header("granitehybrid", 1536, &keys, &kv_heads);
     let (slots, sequence) = states(&model);
     // Three inputs of the inner width and of two groups' states; 48 heads with states of 64 by 128.
-    assert_eq!((3 * (3072 + 2 * 128), 48 * 64 * 128), (9_984, 393_216));
-    assert_eq!(slots, [StateSpec::Slot { conv: 9_984, scan: 393_216 }; 36]);
-    assert_eq!(sequence.conv_bytes, 36 * 9_984 * F32);
-    assert_eq!(sequence.scan_bytes, 36 * 393_216 * F32);
+    let (conv, scan) = (3 * (3072 + 2 * 128), 48 * 64 * 128);
+    assert_eq!(slots, [StateSpec::Slot { conv, scan }; 36]);
+    assert_eq!(sequence.conv_bytes, 36 * conv as u64 * F32);
+    assert_eq!(sequence.scan_bytes, 36 * scan as u64 * F32);
     // Keys and values of four heads of 128 in four layers.
     assert_eq!(sequence.kv_bytes_per_token, 4 * 2 * 4 * 128 * 2);
     // Each 32 elements have a scale of two bytes beside them.
@@ -94,10 +94,10 @@ fn mamba_1_4b() {
     ];
     let (slots, sequence) = states(&header("mamba", 2048, &keys, &[]));
     // Three inputs of the inner width; 16 values for each of its channels.
-    assert_eq!((3 * 4096, 16 * 4096), (12_288, 65_536));
-    assert_eq!(slots, [StateSpec::Slot { conv: 12_288, scan: 65_536 }; 48]);
-    assert_eq!(sequence.conv_bytes, 48 * 12_288 * F32);
-    assert_eq!(sequence.scan_bytes, 48 * 65_536 * F32);
+    let (conv, scan) = (3 * 4096, 16 * 4096);
+    assert_eq!(slots, [StateSpec::Slot { conv, scan }; 48]);
+    assert_eq!(sequence.conv_bytes, 48 * conv as u64 * F32);
+    assert_eq!(sequence.scan_bytes, 48 * scan as u64 * F32);
     assert_eq!(sequence.kv_bytes_per_token, 0);
 }
 
@@ -125,9 +125,9 @@ fn kimi_linear_48b() {
     let model = header("kimi-linear", 2304, &keys, &kv_heads);
     let (slots, sequence) = states(&model);
     // Three inputs each of queries, keys and values of 32 heads of 128; states of 128 by 128.
-    assert_eq!((3 * 3 * 32 * 128, 32 * 128 * 128), (36_864, 524_288));
-    assert_eq!(slots, [StateSpec::Slot { conv: 36_864, scan: 524_288 }; 20]);
-    assert_eq!(sequence.conv_bytes + sequence.scan_bytes, 20 * (36_864 + 524_288) * F32);
+    let (conv, scan) = (3 * 3 * 32 * 128, 32 * 128 * 128);
+    assert_eq!(slots, [StateSpec::Slot { conv, scan }; 20]);
+    assert_eq!(sequence.conv_bytes + sequence.scan_bytes, 20 * (conv + scan) as u64 * F32);
     // One row of 576 values in each of seven layers.
     assert_eq!(sequence.kv_bytes_per_token, 7 * 576 * 2);
     assert_eq!(kv_bytes(&model, KvType::Q8_0), 7 * (576 + 576 / 32 * 2));
