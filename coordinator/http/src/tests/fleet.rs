@@ -290,6 +290,7 @@ const OF_NO_MODEL: &[&str] = &[
     "/v1/models",
     "/api/tags",
     "/api/ps",
+    "/api/version",
     // Always refused.
     "/api/delete",
 ];

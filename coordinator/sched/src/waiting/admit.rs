@@ -445,8 +445,8 @@ mod tests {
         };
         assert_eq!(check_fits(&request(1, 128), &line), Ok(()));
         let why = check_fits(&request(1, 129), &line).unwrap_err();
-        assert!(why.to_string().contains("129 positions"), "{why}");
-        assert!(why.to_string().contains("at most 128"), "{why}");
+        assert!(why.to_string().contains("the prompt has 129"), "{why}");
+        assert!(why.to_string().contains("128 tokens"), "{why}");
     }
 
     #[test]
