@@ -216,6 +216,27 @@ fn what_was_used_least_recently_makes_room_on_the_disk() {
     assert!(machine.hub.seen().iter().all(|seen| seen.host == "hub"), "it was not begun");
 }
 
+/// A name without a quantisation means a model that was fetched by its whole name before.
+fn a_model_has_the_short_name_too_that_it_is_asked_by_later() {
+    let machine = Machine::with(&[("model-Q8_0.gguf", File::new(model()))]);
+    let loader = key(&machine, "loader", &["--may-load"]);
+    let server = serve(&machine, &["--pull-budget", "10M"]);
+    let asked = |name: &str| {
+        let mut reply = ask(&server, &loader, name);
+        // It is opened anew when it is idle.
+        until("it has the name", || {
+            if reply.status == 503 {
+                reply = ask(&server, &loader, name);
+            }
+            reply.status != 503
+        });
+        text(&reply)
+    };
+    let whole = asked("hf:user/repo:Q8_0");
+    assert_eq!(asked("hf:user/repo"), whole);
+    assert_eq!(asked("hf:user/repo:Q8_0"), whole);
+}
+
 fn a_fetch_that_fails_is_a_clear_answer_and_leaves_nothing_wrong() {
     let machine = machine();
     let loader = key(&machine, "loader", &["--may-load"]);
@@ -303,6 +324,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         a_cold_name_is_fetched_once_for_all_who_want_it,
         who_may_not_load_is_told_nothing_and_names_lead_nowhere_else,
         what_was_used_least_recently_makes_room_on_the_disk,
+        a_model_has_the_short_name_too_that_it_is_asked_by_later,
         a_fetch_that_fails_is_a_clear_answer_and_leaves_nothing_wrong,
         a_revoked_key_fetches_no_more,
         what_would_open_everything_is_refused_at_the_start;

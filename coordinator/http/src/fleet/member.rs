@@ -228,7 +228,7 @@ impl NotLoaded {
             Self::NotYet(loading) => ApiError::loading(model, &loading),
             Self::Fetching(loading) => ApiError::fetching(model, &loading),
             Self::NoRoom => ApiError::unavailable(format!(
-                "there is no room for the model {model}: the models that are loaded are in use; try again later"
+                "there is no room for the model {model}: others are in use, were loaded just now, or are being fetched; try again later"
             )),
             Self::Missing(why) => {
                 let mut error = ApiError::not_found(why);

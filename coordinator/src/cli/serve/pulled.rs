@@ -415,8 +415,8 @@ impl Pulled {
     ) -> Result<Member, NotLoaded> {
         let _alone = self.opening.lock().await;
         let entry = found.entry.clone();
-        if let Some(here) = self.state().here.get(&entry.name) {
-            return Ok(here.member.clone());
+        if let Some(member) = self.renamed(&entry).await? {
+            return Ok(member);
         }
         let opened = self.try_open(found).await;
         let slot = opened.map_err(|error| NotLoaded::Never(format!("{error:#}")))?;
@@ -426,6 +426,26 @@ impl Pulled {
         let here = Here { slot, member: member.clone(), _held: held };
         self.state().here.insert(name, here);
         Ok(member)
+    }
+
+    /// The model of an entry, if it is here with all names of it. One that has got a name since is let go, to be opened anew
+    /// with it.
+    ///
+    /// # Errors
+    /// The model is in use: it gets the name when it is idle.
+    async fn renamed(&self, entry: &Entry) -> Result<Option<Member>, NotLoaded> {
+        let here = self.state().here.get(&entry.name).map(|h| (h.slot.clone(), h.member.clone()));
+        let Some((slot, member)) = here else { return Ok(None) };
+        if names(entry).iter().all(|name| slot.served.model.text.serves(name)) {
+            return Ok(Some(member));
+        }
+        self.stable.unload_idle(&slot, "it is opened anew with another name").await;
+        let mut state = self.state();
+        if !self.stable.remove(&slot) {
+            return Err(NotLoaded::Fetching(Loading::step("waits until the model is idle")));
+        }
+        state.here.remove(&entry.name);
+        Ok(None)
     }
 
     async fn try_open(&self, found: Found) -> Result<Arc<Slot>> {
@@ -474,7 +494,9 @@ fn told(error: HubError, how_far: Loading) -> NotLoaded {
 /// The reason in words, for operators.
 fn said(why: &NotLoaded) -> String {
     match why {
-        NotLoaded::Fetching(progress) | NotLoaded::NotYet(progress) => progress.to_string(),
+        NotLoaded::Fetching(progress) | NotLoaded::NotYet(progress) => {
+            format!("it was stopped: {progress}")
+        }
         NotLoaded::NoRoom => {
             "the models that would have to be deleted for it are in use".to_owned()
         }

@@ -273,6 +273,6 @@ pub(crate) fn check_generate(body: &[u8]) -> Result<(), ApiError> {
 
 /// Refuses addresses that would change which models are served.
 pub(crate) async fn fixed() -> Response {
-    let body = json!({ "error": "the model is fixed when brigade starts: this server pulls and deletes nothing" });
+    let body = json!({ "error": "models are not pulled, created or deleted at this address: use `brigade pull`, or name the model in a request where serve has --allow-pull" });
     (StatusCode::NOT_IMPLEMENTED, Json(body)).into_response()
 }
