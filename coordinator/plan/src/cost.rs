@@ -10,16 +10,15 @@
 //! - Sending rows to the next worker overlaps with computing, so a stage is as slow as the slower of the two.
 //!   In models whose layers keep rows for later ones, what a row sends depends on the cut.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 
-use brigade_engine::device::VisitSpeeds;
-
-use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
+use super::facts::{DraftFacts, ModelFacts, WorkerFacts};
+use super::layer_sums::LayerSums;
+use super::layer_time::{LayerTimes, slower};
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
@@ -123,27 +122,16 @@ impl StageTime {
     }
 }
 
-/// Costs of every range of a model's layers on every worker, from running sums.
+/// Costs of every range of a model's layers on every worker.
 pub(super) struct Costs<'a> {
     pub model: &'a ModelFacts,
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
-    weights: Vec<u64>,
-    /// The part of these bytes that is routed experts.
-    pub(super) routed: Vec<u64>,
-    /// Whether some layers have the weights of others.
-    pub(super) shares: bool,
-    /// Bytes a position, where the cache grows with the sequence.
-    kv: Vec<u64>,
-    /// Bytes of pages that windows need: a sequence's, and one of each layer.
-    windows: Vec<(u64, u64)>,
-    state: Vec<u64>,
+    pub(super) sums: LayerSums,
+    /// A row's time in the layers, for each worker.
+    pub(super) times: Vec<LayerTimes>,
     /// How many times as long the best cut takes where the model's own blocks draft: 1 where there are none.
     pub drafting_slows: f64,
-    /// For each worker, `(decode_us, prefill_us)` of layers `0..i`.
-    pub(super) times: Vec<Vec<(f64, f64)>>,
-    /// The same with their routed experts beside the device; empty for a worker that has none there.
-    pub(super) times_beside: Vec<Vec<(f64, f64)>>,
 }
 
 impl<'a> Costs<'a> {
@@ -152,39 +140,14 @@ impl<'a> Costs<'a> {
         workers: &'a [WorkerFacts],
         settings: &'a PlanSettings,
     ) -> Self {
-        let bytes = |of: &dyn Fn(&LayerFacts) -> u64| {
-            running(&model.layers, 0, |sum: u64, layer| sum.saturating_add(of(layer)))
-        };
-        let times = |worker: &WorkerFacts| {
-            running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
-                let row = (decode_us(layer, settings, worker), layer.ops() / worker.gops * 1e-3);
-                (decode + row.0, prefill + row.1)
-            })
-        };
-        let beside = |worker: &WorkerFacts| {
-            let Some(host) = &worker.host else { return Vec::new() };
-            running(&model.layers, (0.0, 0.0), |(decode, prefill), layer| {
-                let row = times_beside_us(layer, settings, worker, host);
-                (decode + row.0, prefill + row.1)
-            })
-        };
+        let times = workers.iter().map(|worker| LayerTimes::new(model, settings, worker));
         Self {
             model,
             workers,
             settings,
-            times_beside: workers.iter().map(beside).collect(),
-            routed: bytes(&|l| l.routed_bytes),
-            weights: bytes(&|l| l.weight_bytes),
-            shares: model.layers.iter().any(|layer| layer.same_weights.is_some()),
-            kv: bytes(&|l| l.growing_kv(settings.windows)),
-            windows: running(&model.layers, (0, 0), |sum: (u64, u64), layer| {
-                let page = layer.window_page(settings.windows);
-                let of_each = page.saturating_mul(layer.pages_of_each());
-                (sum.0.saturating_add(of_each), sum.1.saturating_add(page))
-            }),
-            state: bytes(&LayerFacts::state_bytes),
+            sums: LayerSums::new(model, settings),
+            times: times.collect(),
             drafting_slows: 1.0,
-            times: workers.iter().map(times).collect(),
         }
     }
 
@@ -194,31 +157,15 @@ impl<'a> Costs<'a> {
 
     /// Whether a sequence takes memory that does not depend on its length.
     pub fn has_states(&self) -> bool {
-        let windows = self.windows.last().is_some_and(|(bytes, _)| *bytes > 0);
-        windows || self.state.last().is_some_and(|bytes| *bytes > 0)
+        self.sums.has_states()
     }
 
-    /// KV pages of layers `range` that windows need: of a sequence, and of all that there is room for.
-    fn windows(&self, range: &Range<usize>, capacity: Capacity) -> (u64, u64) {
-        let (before, upto) = (self.windows[range.start], self.windows[range.end]);
-        let (of_each, page) = (upto.0 - before.0, upto.1 - before.1);
-        let of_rows = page.saturating_mul(pages_of_rows(self.settings.max_rows).into());
-        let of_all = of_each.saturating_mul(capacity.n_states()).saturating_add(of_rows);
-        (of_each, of_all.min(page.saturating_mul(capacity.n_blocks.into())))
-    }
-
-    /// Bytes of the weights of layers `range` that are not those of layers `besides`. Weights that several layers have count
-    /// once.
-    fn weights(&self, range: &Range<usize>, besides: &Range<usize>) -> u64 {
-        let of = |range: Range<usize>| self.weights[range.end] - self.weights[range.start];
-        if !self.shares {
-            let both = range.start.max(besides.start)..range.end.min(besides.end);
-            return of(range.clone()) - if both.is_empty() { 0 } else { of(both) };
-        }
-        let first = |layer: usize| self.model.layers[layer].same_weights.unwrap_or(layer);
-        let mut seen: BTreeSet<usize> = besides.clone().map(first).collect();
-        let new = range.clone().filter(|&layer| seen.insert(first(layer)));
-        new.map(|layer| self.model.layers[layer].weight_bytes).fold(0, u64::saturating_add)
+    /// Bytes of the KV pages that windows of layers `range` need, of all sequences that there is room for.
+    fn windows(&self, range: &Range<usize>, capacity: Capacity) -> u64 {
+        let windows = self.sums.windows(range);
+        let of_rows = windows.page.saturating_mul(pages_of_rows(self.settings.max_rows).into());
+        let of_all = windows.of_each.saturating_mul(capacity.n_states()).saturating_add(of_rows);
+        of_all.min(windows.page.saturating_mul(capacity.n_blocks.into()))
     }
 
     /// Memory of layers `range` as a stage.
@@ -230,16 +177,19 @@ impl<'a> Costs<'a> {
         let positions = u64::from(capacity.n_blocks) * u64::from(settings.block_positions);
         let logits = if last { model.logits_bytes } else { 0 };
         let per_row = model.scratch_bytes_per_row.saturating_add(logits);
-        let of = |sums: &[u64]| sums[range.end] - sums[range.start];
-        let (_, windows) = self.windows(range, capacity);
+        let windows = self.windows(range, capacity);
         let drafts = if last { model.drafts } else { DraftFacts::default() };
-        let kv = of(&self.kv).saturating_add(drafts.kv_bytes).saturating_mul(positions);
+        let kv = self.sums.kv(range).saturating_add(drafts.kv_bytes).saturating_mul(positions);
         let weights = [embedding, head, drafts.weight_bytes];
         StageMemory {
-            weights: weights.into_iter().fold(self.weights(range, &(0..0)), u64::saturating_add),
+            weights: weights
+                .into_iter()
+                .fold(self.sums.weights(range, &(0..0)), u64::saturating_add),
             kv: kv.saturating_add(windows),
             copies: self.copies(range, capacity),
-            state: of(&self.state)
+            state: self
+                .sums
+                .state(range)
                 .saturating_add(drafts.state_bytes)
                 .saturating_mul(capacity.n_states()),
             scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
@@ -251,14 +201,13 @@ impl<'a> Costs<'a> {
     /// Memory for copies of the states of layers `range`. A stage keeps its neighbour's copies, which are assumed to
     /// be as large as its own; larger ones are not kept.
     fn copies(&self, range: &Range<usize>, capacity: Capacity) -> u64 {
-        let of = |sums: &[u64]| sums[range.end] - sums[range.start];
         let (n_slots, n_pages) = (u64::from(capacity.n_slots), u64::from(capacity.n_blocks));
-        let page = of(&self.kv).saturating_mul(self.settings.block_positions.into());
+        let page = self.sums.kv(range).saturating_mul(self.settings.block_positions.into());
         let pages = page.saturating_mul(n_pages);
         // One more than stay: the oldest goes when the next is whole.
         let n_rests = n_slots.saturating_mul(RESTS_KEPT as u64) + 1;
-        let (window, _) = self.windows(range, capacity);
-        let own = of(&self.state).saturating_add(window).saturating_mul(n_rests);
+        let window = self.sums.windows(range).of_each;
+        let own = self.sums.state(range).saturating_add(window).saturating_mul(n_rests);
         // A position that is not at a page's end has the beginning of that page too.
         let begun = if self.has_states() { page.saturating_mul(n_rests) } else { 0 };
         let n_layers = range.len() as u64;
@@ -282,7 +231,8 @@ impl<'a> Costs<'a> {
         let has = !holds.is_empty();
         let first = range.start == 0 && !(has && holds.start == 0);
         let last = range.end == self.n_layers() && !(has && holds.end == self.n_layers());
-        self.weights(range, holds)
+        self.sums
+            .weights(range, holds)
             .saturating_add(if first { model.embedding_bytes } else { 0 })
             .saturating_add(if last { model.head_bytes + model.drafts.weight_bytes } else { 0 })
     }
@@ -314,83 +264,4 @@ impl<'a> Costs<'a> {
         let read = self.model.head_bytes as f64 / f64::from(self.settings.decode_batch);
         slower(read, 2.0 * self.model.head_elements as f64, &self.workers[worker])
     }
-}
-
-/// A generated token's time in a layer.
-fn decode_us(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> f64 {
-    let batch = f64::from(settings.decode_batch);
-    let cache = layer.cache_read(f64::from(settings.typical_positions));
-    let state = 2.0 * layer.state_bytes() as f64;
-    slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker)
-}
-
-/// A row's time in a layer whose routed experts are the host's, for decode and for prompts. The host works while the GPU waits.
-fn times_beside_us(
-    layer: &LayerFacts,
-    settings: &PlanSettings,
-    worker: &WorkerFacts,
-    host: &HostFacts,
-) -> (f64, f64) {
-    let batch = f64::from(settings.decode_batch);
-    let cache = layer.cache_read(f64::from(settings.typical_positions));
-    let state = 2.0 * layer.state_bytes() as f64;
-    let routed = layer.routed_read(batch);
-    let (dense_ops, routed_ops) = ops_by_place(layer);
-    let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
-    let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
-    let rows = settings.max_rows.max(1) as usize;
-    let prefill = routed_prefill_us(layer, rows, worker, host);
-    (decode, dense_ops / worker.gops * 1e-3 + prefill)
-}
-
-/// The time of a prompt's row in a layer's routed experts that lie with the host, in a ubatch of `rows` rows that
-/// uses all experts equally. Experts are sent to the GPU where that is faster.
-fn routed_prefill_us(
-    layer: &LayerFacts,
-    rows: usize,
-    worker: &WorkerFacts,
-    host: &HostFacts,
-) -> f64 {
-    let (_, operations) = ops_by_place(layer);
-    let bytes: u64 = layer.matrices().iter().sum();
-    let used = layer.expert_share * layer.routed_bytes as f64 / bytes.max(1) as f64;
-    if host.sent_gbps <= 0.0 || bytes == 0 || used < 1.0 {
-        return operations / host.gops * 1e-3;
-    }
-    let n = (layer.routed_bytes / bytes) as usize;
-    let of_each = (rows as f64 * layer.expert_share) as usize;
-    let per_second = |giga: f64| giga * 1e9;
-    let speeds = VisitSpeeds {
-        sent_bytes: per_second(host.sent_gbps),
-        gpu_operations: per_second(worker.gops),
-        host_bytes: per_second(host.gbps),
-        host_operations: per_second(host.gops),
-    };
-    speeds.seconds_of_layer(n, of_each.max(1), bytes, operations / used) * 1e6 / rows as f64
-}
-
-/// A row's operations in a layer: those of the GPU and of its routed experts.
-pub(super) fn ops_by_place(layer: &LayerFacts) -> (f64, f64) {
-    let routed = 2.0 * layer.routed_elements as f64;
-    (layer.ops() - routed, routed)
-}
-
-fn slower_there(bytes: f64, ops: f64, host: &HostFacts) -> f64 {
-    (bytes / host.gbps).max(ops / host.gops) * 1e-3
-}
-
-/// The longer of reading `bytes` and computing `ops`, in microseconds.
-fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
-    (bytes / worker.gbps).max(ops / worker.gops) * 1e-3
-}
-
-/// `start`, then what `add` makes of it with each layer: `n + 1` values.
-fn running<T: Copy>(layers: &[LayerFacts], start: T, add: impl Fn(T, &LayerFacts) -> T) -> Vec<T> {
-    let mut sums = vec![start];
-    let mut sum = start;
-    for layer in layers {
-        sum = add(sum, layer);
-        sums.push(sum);
-    }
-    sums
 }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::cost::Costs;
-use super::facts::{HostExperts, SequenceBytes};
+use super::facts::{HostExperts, SequenceBytes, WorkerFacts};
 use super::kept_weights;
 use super::place::Placement;
 use super::units::format_bytes;
-use super::{Plan, StagePlan};
+use super::{Plan, PlanSettings, StagePlan};
 
 /// A stage within this of the slowest one counts as equally slow.
 const AS_SLOW: f64 = 0.999;
@@ -31,7 +31,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         .collect();
     let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
-    let mut notes = notes(costs, &placement, &unused);
+    let mut notes = notes(costs.settings, costs.workers, &placement, &unused);
     notes.extend(kept_weights::note(costs, &used));
     notes.extend(costs.model.passes());
     Plan {
@@ -101,7 +101,7 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
         let layers = (time.decode_us - head) / range.len() as f64;
         reasons.push(format!("the head costs as much as {:.2} layers in decode", head / layers));
     }
-    reasons.extend(beside_reason(costs, stage));
+    reasons.extend(beside_reason(costs.workers, stage));
     if time.sending_us(costs.settings) > time.computing_us(costs.settings) {
         reasons.push("its link is slower than its computing".to_owned());
     }
@@ -110,8 +110,8 @@ fn reasons(costs: &Costs, placement: &Placement, stage: &StagePlan) -> Vec<Strin
 }
 
 /// The reason why experts lie with the host beside a GPU, with their number.
-fn beside_reason(costs: &Costs, stage: &StagePlan) -> Option<String> {
-    let host = costs.workers[stage.worker].host?;
+fn beside_reason(workers: &[WorkerFacts], stage: &StagePlan) -> Option<String> {
+    let host = workers[stage.worker].host?;
     let memory = &stage.memory;
     if memory.host_experts == 0 {
         return None;
@@ -144,9 +144,13 @@ fn cut_reason(cut_bytes: &[u64], cut: usize) -> Option<String> {
     })
 }
 
-fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> {
+fn notes(
+    settings: &PlanSettings,
+    workers: &[WorkerFacts],
+    placement: &Placement,
+    unused: &[usize],
+) -> Vec<String> {
     let mut notes = Vec::new();
-    let settings = costs.settings;
     if let Some(cut) = &placement.by_hand {
         notes.push(format!("cut as ordered: {cut}"));
     }
@@ -180,7 +184,7 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
         ));
     }
     for &worker in unused {
-        let name = &costs.workers[worker].name;
+        let name = &workers[worker].name;
         notes.push(match &placement.by_hand {
             Some(cut) => format!("{name} holds nothing: {cut} leaves it out"),
             None => format!("{name} holds nothing: no cut that fits is faster with it"),

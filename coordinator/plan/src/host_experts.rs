@@ -1,6 +1,5 @@
 //! Costs of workers with two devices: a GPU, and the host for routed experts.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use brigade_engine::device::bytes_for_guests;
@@ -9,6 +8,7 @@ use super::Capacity;
 use super::cost::{Costs, StageMemory, StageTime};
 use super::error::PlanError;
 use super::facts::{HostExperts, LayerFacts, ModelFacts, WorkerFacts};
+use super::layer_time::RowTime;
 
 impl Costs<'_> {
     /// The first layers of `range` whose routed experts lie with the worker's host: as many as were asked for, or as do not fit
@@ -33,7 +33,7 @@ impl Costs<'_> {
                 // Those that lie with the host need places here for ubatches of many rows.
                 let suffices = |upto: &usize| {
                     let host = range.start..*upto;
-                    self.routed(&host) >= too_much.saturating_add(self.guests(worker, &host))
+                    self.sums.routed(&host) >= too_much.saturating_add(self.guests(worker, &host))
                 };
                 (range.start..range.end).find(suffices).unwrap_or(range.end)
             }
@@ -44,17 +44,7 @@ impl Costs<'_> {
     /// Time of layers `range` as a stage on a worker, with experts where [`Costs::host_layers`] puts them.
     pub fn time(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> StageTime {
         let host = self.host_layers(worker, range, capacity);
-        let of = |sums: &[(f64, f64)], range: &Range<usize>| {
-            if range.is_empty() {
-                (0.0, 0.0)
-            } else {
-                let (before, upto) = (sums[range.start], sums[range.end]);
-                (upto.0 - before.0, upto.1 - before.1)
-            }
-        };
-        let beside = of(&self.times_beside[worker], &host);
-        let here = of(&self.times[worker], &(host.end..range.end));
-        let (decode_us, prefill_us) = (beside.0 + here.0, beside.1 + here.1);
+        let RowTime { decode_us, prefill_us } = self.times[worker].of(range, &host);
         let mut time = StageTime { decode_us, prefill_us, ..StageTime::default() };
         if range.end == self.n_layers() {
             time.decode_us += self.head_us(worker);
@@ -82,7 +72,7 @@ impl Costs<'_> {
     ) -> StageMemory {
         let all = self.memory(range, capacity);
         let host = self.host_layers(worker, range, capacity);
-        let host_experts = self.routed(&host);
+        let host_experts = self.sums.routed(&host);
         if host_experts == 0 {
             return all;
         }
@@ -114,17 +104,6 @@ impl Costs<'_> {
         let are_sent = self.workers[worker].host.is_some_and(|host| host.sent_gbps > 0.0);
         let layers = self.model.layers[host.clone()].iter().map(LayerFacts::matrices);
         if are_sent { bytes_for_guests(layers) } else { 0 }
-    }
-
-    /// Bytes of the routed experts of layers `range`. Weights that several layers have count once.
-    fn routed(&self, range: &Range<usize>) -> u64 {
-        if !self.shares {
-            return self.routed[range.end] - self.routed[range.start];
-        }
-        let first = |layer: usize| self.model.layers[layer].same_weights.unwrap_or(layer);
-        let firsts: BTreeSet<usize> = range.clone().map(first).collect();
-        let bytes = firsts.into_iter().map(|layer| self.model.layers[layer].routed_bytes);
-        bytes.fold(0, u64::saturating_add)
     }
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::Capacity;
 use super::cost::Costs;
 use super::cuts::{self, Join};
+use super::facts::WorkerFacts;
 use super::units::format_bytes;
 
 /// Slowdown of the slowest stage that weights which need not be loaded are worth.
@@ -40,9 +41,9 @@ pub(super) fn fewest_loads(
 
 /// Workers in the order of the layers that they have. Workers without layers go where layers are missing, or to the
 /// end.
-pub(super) fn held_order(costs: &Costs) -> Vec<usize> {
-    let holds = |worker: &usize| &costs.workers[*worker].holds;
-    let all = 0..costs.workers.len();
+pub(super) fn held_order(workers: &[WorkerFacts]) -> Vec<usize> {
+    let holds = |worker: &usize| &workers[*worker].holds;
+    let all = 0..workers.len();
     let (mut with, without): (Vec<usize>, Vec<usize>) = all.partition(|w| !holds(w).is_empty());
     with.sort_by_key(|worker| (holds(worker).start, *worker));
     let mut without = without.into_iter();

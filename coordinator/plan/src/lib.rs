@@ -28,6 +28,8 @@ mod facts;
 mod from_gguf;
 mod host_experts;
 mod kept_weights;
+mod layer_sums;
+mod layer_time;
 mod manual_cuts;
 mod place;
 mod predict;

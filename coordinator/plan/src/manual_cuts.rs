@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::capacity;
 use super::cost::Costs;
 use super::error::PlanError;
+use super::facts::WorkerFacts;
 use super::place::{self, Placement};
 use super::units::format_bytes;
 use super::{Capacity, MAX_WORKERS};
@@ -238,7 +239,7 @@ fn does_not_fit(
     cut.refused(format!(
         "{}; the planner's own cut fits: {}",
         each.join("; "),
-        own_cut(costs, &own)
+        own_cut(costs.workers, &own)
     ))
 }
 
@@ -252,13 +253,12 @@ fn most_layers(costs: &Costs, worker: usize, range: &Range<usize>, capacity: Cap
 }
 
 /// The planner's own cut as text, such as `a 0..8, b 8..24`, with the options for it where they can express it.
-fn own_cut(costs: &Costs, own: &Placement) -> String {
+fn own_cut(workers: &[WorkerFacts], own: &Placement) -> String {
     let used: Vec<(usize, &Range<usize>)> =
         own.order.iter().copied().zip(&own.ranges).filter(|(_, range)| !range.is_empty()).collect();
-    let each =
-        used.iter().map(|(w, r)| format!("{} {}..{}", costs.workers[*w].name, r.start, r.end));
+    let each = used.iter().map(|(w, r)| format!("{} {}..{}", workers[*w].name, r.start, r.end));
     let each: Vec<String> = each.collect();
-    let in_order = own.order.is_sorted() && used.len() == costs.workers.len() && used.len() > 1;
+    let in_order = own.order.is_sorted() && used.len() == workers.len() && used.len() > 1;
     let borders = used.iter().skip(1).map(|(_, range)| range.start).collect();
     if in_order {
         format!("{} ({})", each.join(", "), HandCut::Borders(borders))

@@ -81,7 +81,7 @@ fn rather_held(
     best: Placement,
     place: impl Fn(&[usize]) -> Option<(f64, Placement)>,
 ) -> Placement {
-    let order = kept_weights::held_order(costs);
+    let order = kept_weights::held_order(costs.workers);
     if order == best.order || costs.workers.iter().all(|worker| worker.holds.is_empty()) {
         return best;
     }

@@ -13,8 +13,9 @@ use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
 use serde::Serialize;
 
-use super::cost::{Costs, ops_by_place};
+use super::cost::Costs;
 use super::facts::{ModelFacts, WorkerFacts};
+use super::layer_time::ops_by_place;
 use super::{Plan, StagePlan};
 
 /// Prompt length of the prefill predictions, the benchmark's.

@@ -207,13 +207,20 @@ impl<'a> BlockCx<'a> {
 }
 
 /// Rotates the last `n_rot` elements of heads of `stride`.
-fn rotate_last(cx: &BlockCx<'_>, heads: &mut Rows, stride: usize, n_rot: usize, table: &RopeTable) {
+fn rotate_last(
+    device: &Device,
+    scratch: &Scratch,
+    heads: &mut Rows,
+    stride: usize,
+    n_rot: usize,
+    table: &RopeTable,
+) {
     let columns = HeadColumns { stride, first: stride - n_rot, width: n_rot };
-    let mut pe = cx.scratch.take(heads.len() / stride, n_rot);
+    let mut pe = scratch.take(heads.len() / stride, n_rot);
     // Rotated row by row: heads need not be apart.
-    cx.device.heads_apart(heads, 1, columns, &mut pe);
-    cx.device.rope(&mut pe, n_rot, table);
-    cx.device.heads_together(&pe, 1, columns, heads);
+    device.heads_apart(heads, 1, columns, &mut pe);
+    device.rope(&mut pe, n_rot, table);
+    device.heads_together(&pe, 1, columns, heads);
 }
 
 #[cfg(test)]

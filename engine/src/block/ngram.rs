@@ -2,7 +2,7 @@
 //! for the formulas.
 
 use super::{Block, BlockCx, Embedding};
-use crate::device::{Memory, Rows};
+use crate::device::{Device, Memory, Rows, Scratch};
 use crate::kernels::{DilatedConv, PackedMatrix, Vector};
 use crate::ops::{DilatedRows, ProductRoots};
 use crate::spec::{LAYER_ROW_TABLE, ModelError, NgramSpec};
@@ -75,10 +75,14 @@ impl Block for Ngram {
         let slots = state.slots();
         let parts = slots.parts_in_place(cx.parts);
         let (states, last) = slots.split();
-        let embedded = self.table.rows(cx.device, &self.rows_of_table(cx, last.host()), 1.0);
+        let embedded = self.table.rows(
+            cx.device,
+            &self.rows_of_table(cx.parts, cx.rows.tokens, last.host()),
+            1.0,
+        );
         let embedded = cx.scratch.adopt(Rows::new(embedded, n_embd));
-        self.remember_tokens(cx, last);
-        let mut gated = self.gated(cx, x, &embedded);
+        self.remember_tokens(cx.parts, cx.rows.tokens, last);
+        let mut gated = self.gated(cx.device, cx.scratch, cx.beside, x, &embedded);
         let mut inputs = cx.scratch.copy_of(&gated);
         cx.device.group_rms_norm(&mut inputs, &self.conv_norm, n_embd, eps);
         let mut convolved = cx.scratch.take(x.n_rows(), self.spec.width());
@@ -109,13 +113,13 @@ impl Ngram {
     }
 
     /// The rows of the table that all heads of all rows take; `last` are the last tokens of all slots.
-    fn rows_of_table(&self, cx: &BlockCx<'_>, last: &[f32]) -> Vec<u32> {
-        let mut rows = Vec::with_capacity(cx.rows.tokens.len() * self.spec.heads.len());
-        for part in cx.parts {
+    fn rows_of_table(&self, parts: &[PartRows], tokens: &[u32], last: &[f32]) -> Vec<u32> {
+        let mut rows = Vec::with_capacity(tokens.len() * self.spec.heads.len());
+        for part in parts {
             let before = self.tokens_before(part, last);
             for i in 0..part.rows.len() {
                 let tokens: Vec<Option<u32>> = (0..self.spec.longest)
-                    .map(|back| token(&cx.rows.tokens[part.rows.clone()], &before, i, back))
+                    .map(|back| token(&tokens[part.rows.clone()], &before, i, back))
                     .collect();
                 // A table has fewer rows than that: `arch` checks it.
                 rows.extend(self.spec.rows(&tokens).map(|row| row as u32));
@@ -125,18 +129,25 @@ impl Ngram {
     }
 
     /// Gated rows of `embedded` `[n_rows, n_embd]` for each stream, `[n_rows, width]`; `x` is the first stream.
-    fn gated(&self, cx: &BlockCx<'_>, x: &Rows, embedded: &Rows) -> Rows {
+    fn gated(
+        &self,
+        device: &Device,
+        scratch: &Scratch,
+        beside: &[Rows],
+        x: &Rows,
+        embedded: &Rows,
+    ) -> Rows {
         let (n, n_embd, width) = (self.spec.n_streams, self.spec.n_embd, self.spec.width());
         let n_rows = x.n_rows();
-        let mut keys = cx.scratch.take(n_rows, width);
-        cx.device.multiply(&self.key, embedded, &mut keys);
-        cx.device.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
-        let mut queries = cx.scratch.take(n_rows, width);
-        let streams: Vec<&Rows> = std::iter::once(x).chain(&cx.beside[..n - 1]).collect();
-        cx.device.side_by_side(&streams, &mut queries);
-        cx.device.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
-        let mut gates = cx.scratch.take(n_rows, n);
-        cx.device.run(ProductRoots {
+        let mut keys = scratch.take(n_rows, width);
+        device.multiply(&self.key, embedded, &mut keys);
+        device.group_rms_norm(&mut keys, &self.key_norm, n_embd, self.spec.eps);
+        let mut queries = scratch.take(n_rows, width);
+        let streams: Vec<&Rows> = std::iter::once(x).chain(&beside[..n - 1]).collect();
+        device.side_by_side(&streams, &mut queries);
+        device.group_rms_norm(&mut queries, &self.query_norm, n_embd, self.spec.eps);
+        let mut gates = scratch.take(n_rows, n);
+        device.run(ProductRoots {
             x: keys.view(),
             y: queries.view(),
             d: n_embd,
@@ -144,20 +155,20 @@ impl Ngram {
             least: LEAST_SCORE,
             out: gates.view_mut(),
         });
-        cx.device.sigmoid(&mut gates);
-        let mut values = cx.scratch.take(n_rows, n_embd);
-        cx.device.multiply(&self.value, embedded, &mut values);
+        device.sigmoid(&mut gates);
+        let mut values = scratch.take(n_rows, n_embd);
+        device.multiply(&self.value, embedded, &mut values);
         let mut gated = queries;
-        cx.device.repeat_rows(&values, n_embd, n, &mut gated);
-        cx.device.scale_rows(&mut gated, n_embd, &gates);
+        device.repeat_rows(&values, n_embd, n, &mut gated);
+        device.scale_rows(&mut gated, n_embd, &gates);
         gated
     }
 
     /// Keeps the last tokens.
-    fn remember_tokens(&self, cx: &BlockCx<'_>, last: &mut Memory<f32>) {
-        for part in cx.parts {
+    fn remember_tokens(&self, parts: &[PartRows], tokens: &[u32], last: &mut Memory<f32>) {
+        for part in parts {
             let before = self.tokens_before(part, last.host());
-            let (n, tokens) = (part.rows.len(), &cx.rows.tokens[part.rows.clone()]);
+            let (n, tokens) = (part.rows.len(), &tokens[part.rows.clone()]);
             for (i, last) in last.host_mut()[self.place_of(part)].iter_mut().enumerate() {
                 // The row behind the last is one further than it.
                 *last = token(tokens, &before, n, i + 1).map_or(0.0, |token| token as f32 + 1.0);

@@ -26,7 +26,7 @@ pub fn clumps(text: &str) -> Vec<String> {
     found
 }
 
-fn is_of_word(c: char) -> bool {
+pub(crate) fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
@@ -51,7 +51,7 @@ fn is_clump(parameter: &str) -> bool {
 }
 
 /// A pattern or a type without its `&`, its lifetime and its `mut`.
-fn referred(text: &str) -> &str {
+pub(crate) fn referred(text: &str) -> &str {
     let mut text = text.trim_start_matches('&');
     if text.starts_with('\'') {
         text = text.split_once(' ').map_or("", |(_, rest)| rest);
@@ -60,7 +60,7 @@ fn referred(text: &str) -> &str {
 }
 
 /// Bytes of a text up to and with what closes the bracket at its beginning.
-fn closed(text: &str) -> usize {
+pub(crate) fn closed(text: &str) -> usize {
     let (mut depth, mut before) = (0, ' ');
     for (at, c) in text.char_indices() {
         depth += deeper(c, before);
@@ -83,7 +83,7 @@ fn deeper(c: char, before: char) -> i32 {
 }
 
 /// What stands between the commas of a list, with single spaces.
-fn parts(list: &str) -> impl Iterator<Item = String> {
+pub(crate) fn parts(list: &str) -> impl Iterator<Item = String> {
     let (mut depth, mut before, mut all) = (0, ' ', vec![String::new()]);
     for c in list.chars() {
         depth += deeper(c, before);

@@ -213,7 +213,8 @@ fn whole_not_held(end: End, words: &Map<String, Value>) -> Option<(&'static str,
     let bounds = end.of(words);
     let (bound, whole) = end.tightest(&bounds)?;
     let held = end.held(whole);
-    (held != Some(whole)).then(|| (bound.word, told(end, bound, held.map(|held| held.to_string()))))
+    (held != Some(whole))
+        .then(|| (bound.word, told(end, bound.value, held.map(|held| held.to_string()))))
 }
 
 fn real_not_held(end: End, words: &Map<String, Value>) -> Option<(&'static str, String)> {
@@ -225,7 +226,7 @@ fn real_not_held(end: End, words: &Map<String, Value>) -> Option<(&'static str, 
             Number::Real(_) => true,
         };
         let why = if held != Some(real) || !is_exact {
-            told(end, bound, held.map(|held| real_value(held).to_string()))
+            told(end, bound.value, held.map(|held| real_value(held).to_string()))
         } else if bound.excludes && real.abs() >= SPARSE {
             // Another part of the schema may restrict the value to integers.
             format!("is {}: beyond 2^53 it is for \"type\": \"integer\" alone", bound.value)
@@ -238,14 +239,14 @@ fn real_not_held(end: End, words: &Map<String, Value>) -> Option<(&'static str, 
     })
 }
 
-fn told(end: End, bound: &Bound<'_>, held: Option<String>) -> String {
+fn told(end: End, value: &Value, held: Option<String>) -> String {
     let word = end.words()[0];
     match held {
         Some(held) => format!(
             "is {}, which cannot be held exactly: use \"{word}\": {held}, or leave it out",
-            bound.value
+            value
         ),
-        None => format!("is {}: numbers are held from {LOWEST} to {HIGHEST}", bound.value),
+        None => format!("is {value}: numbers are held from {LOWEST} to {HIGHEST}"),
     }
 }
 

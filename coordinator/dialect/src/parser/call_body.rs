@@ -54,6 +54,14 @@ pub enum Arguments {
 }
 
 impl Around<'_> {
+    /// The JSON of an argument that was written as in Python. What is no literal has the type that the tool asks for.
+    fn python_value(&self, key: &str, raw: &str) -> String {
+        match python::literal(raw) {
+            Some(value) => value.to_string(),
+            None => tools::to_json(raw.trim(), self.tools.types(self.name, key)),
+        }
+    }
+
     /// Whether a possible beginning of a marker is plain text, because the text is complete. Where the answer was cut
     /// off, it counts as a marker.
     fn decides(&self) -> bool {
@@ -176,7 +184,7 @@ impl Tags {
                 let Some(used) = self.key(rest, shape, around, read) else {
                     self.strays = before;
                     if around.ended {
-                        self.close(around, read, text.len());
+                        self.close(around.cut_off, read, text.len());
                     }
                     return around.ended;
                 };
@@ -191,12 +199,12 @@ impl Tags {
                     read.stray.push_str(&text[..space]);
                 }
                 let used = if which == 1 { shape.end.len() } else { 0 };
-                self.close(around, read, space + used);
+                self.close(around.cut_off, read, space + used);
                 true
             }
             Begins::Perhaps | Begins::No if is_end => {
                 if around.ended {
-                    self.close(around, read, text.len());
+                    self.close(around.cut_off, read, text.len());
                 }
                 around.ended
             }
@@ -214,10 +222,10 @@ impl Tags {
         }
     }
 
-    fn close(&mut self, around: Around<'_>, read: &mut Read, used: usize) {
+    fn close(&mut self, cut_off: bool, read: &mut Read, used: usize) {
         read.used += used;
         read.end = true;
-        match (around.cut_off, self.n_read) {
+        match (cut_off, self.n_read) {
             (true, _) => {}
             (false, 0) => read.json.push_str("{}"),
             (false, _) => read.json.push('}'),
@@ -378,9 +386,13 @@ impl Python {
             let rest = &text[read.used..];
             if let Some((key, mut end)) = self.key.take() {
                 match end.find(rest, around.ended) {
-                    Some(at) => self.argument(&key, &rest[..at], at, around, &mut read),
+                    Some(at) => {
+                        let value = around.python_value(&key, &rest[..at]);
+                        self.argument(&key, &value, at, &mut read);
+                    }
                     None if around.ended && !around.cut_off => {
-                        self.argument(&key, rest, rest.len(), around, &mut read);
+                        let value = around.python_value(&key, rest);
+                        self.argument(&key, &value, rest.len(), &mut read);
                     }
                     None => {
                         self.key = Some((key, end));
@@ -426,16 +438,12 @@ impl Python {
         Some((by_schema.unwrap_or_else(|| format!("arg{}", self.n_read)), 0))
     }
 
-    fn argument(&mut self, key: &str, raw: &str, used: usize, around: Around<'_>, read: &mut Read) {
+    fn argument(&mut self, key: &str, value: &str, used: usize, read: &mut Read) {
         read.used += used;
         read.json.push_str(if self.n_read == 0 { "{\"" } else { ", \"" });
         json::escape(key, &mut read.json);
         read.json.push_str("\": ");
         self.n_read += 1;
-        let value = match python::literal(raw) {
-            Some(value) => value.to_string(),
-            None => tools::to_json(raw.trim(), around.tools.types(around.name, key)),
-        };
-        read.json.push_str(&value);
+        read.json.push_str(value);
     }
 }

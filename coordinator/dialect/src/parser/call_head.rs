@@ -84,7 +84,7 @@ pub fn read(text: &str, context: Context<'_>) -> Head {
     let context = Context { ended: context.ended && !is_long, ..context };
     let head = match &context.calls.shape {
         Shape::Json(shape) => json(text, shape, context),
-        Shape::Named(shape) => named(text, shape, context),
+        Shape::Named(shape) => named(text, shape, context.calls),
         Shape::Tagged(shape) => tagged(text, shape, context),
         Shape::Python => python(text, context),
     };
@@ -281,7 +281,7 @@ fn scalar(text: &str) -> Part {
 }
 
 /// Reads a name, and perhaps an id, up to where a JSON object begins.
-fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
+fn named(text: &str, shape: &NamedShape, calls: &Calls) -> Head {
     let mut at = lexer::space(text);
     if !shape.prefix.is_empty() {
         match begins_so_far(&text[at..], &[&shape.prefix]) {
@@ -318,7 +318,7 @@ fn named(text: &str, shape: &NamedShape, context: Context<'_>) -> Head {
     }
     let name = name.to_string();
     let space = lexer::space(&text[at..]);
-    let closers = context.calls.closers();
+    let closers = calls.closers();
     match text[at + space..].chars().next() {
         None => Head::More,
         Some('{') => call(name, id, at + space, Body::Json),

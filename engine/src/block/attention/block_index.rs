@@ -4,7 +4,7 @@
 
 use crate::block::BlockCx;
 use crate::block::linear::Linear;
-use crate::device::{IndexOfMeans, Lists, Rows};
+use crate::device::{Device, IndexOfMeans, Lists, Rows};
 use crate::kernels::{RopeTable, Vector};
 use crate::spec::{BlockIndexSpec, BlockScoring, ModelError};
 use crate::state::KvCache;
@@ -54,12 +54,12 @@ impl BlockIndex {
     }
 
     /// Norms and rotates the projected rows, in place. Keys of which means are made stay as they are.
-    pub(super) fn finish(&self, cx: &BlockCx<'_>, rope: Option<&RopeTable>, rows: &mut IndexRows) {
+    pub(super) fn finish(&self, device: &Device, rope: Option<&RopeTable>, rows: &mut IndexRows) {
         let BlockIndexSpec { head_dim, eps, scoring, .. } = self.spec;
         let finish = |x: &mut Rows, norm: &Vector| {
-            cx.device.rms_norm_inplace(x, norm, eps);
+            device.rms_norm_inplace(x, norm, eps);
             if let Some(rope) = rope {
-                cx.device.rope(x, head_dim, rope);
+                device.rope(x, head_dim, rope);
             }
         };
         finish(&mut rows.query, &self.query_norm);

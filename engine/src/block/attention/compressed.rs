@@ -12,7 +12,7 @@ use super::entry_maker::{EntryMaker, MakerRows};
 use super::mla::per_head;
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx, rotate_last};
-use crate::device::Rows;
+use crate::device::{Device, Rows, Scratch};
 use crate::kernels::{EntryLayout, HeadColumns, KV_PAGE, KvType, PackedMatrix, Vector};
 use crate::ops::{AttendEntries, ChosenEntries, CopyParts};
 use crate::spec::{CompressedSpec, ModelError};
@@ -104,12 +104,19 @@ impl Block for Compressed {
             (&self.maker, pages.as_deref_mut(), &mut rows.entries)
         {
             maker.complete(cx, rows, cx.rope_of(self.spec.rotation), &recent, pages);
-            maker.remember(cx, rows, &mut recent);
+            maker.remember(cx.device, cx.parts, rows, &mut recent);
         }
-        let near = self.near_keys(cx, &rows.key, &mut recent);
+        let near = self.near_keys(cx.device, cx.scratch, cx.parts, &rows.key, &mut recent);
         let mut heads = self.attend(cx, pages.as_deref(), &rows, &near);
         if let Some(table) = cx.rope_of(self.spec.rotation) {
-            rotate_last(cx, &mut heads, self.spec.head_dim, self.spec.n_rot, table.backwards());
+            rotate_last(
+                cx.device,
+                cx.scratch,
+                &mut heads,
+                self.spec.head_dim,
+                self.spec.n_rot,
+                table.backwards(),
+            );
         }
         self.way_back(cx, &heads)
     }
@@ -139,8 +146,8 @@ impl Compressed {
         cx.device.rms_norm_inplace(&mut key, &self.key_norm, eps);
         let table = cx.rope_of(rotation);
         if let Some(table) = table {
-            rotate_last(cx, &mut q, head_dim, n_rot, table);
-            rotate_last(cx, &mut key, head_dim, n_rot, table);
+            rotate_last(cx.device, cx.scratch, &mut q, head_dim, n_rot, table);
+            rotate_last(cx.device, cx.scratch, &mut key, head_dim, n_rot, table);
         }
         let entries = maker.map(|maker| maker.finish(cx, of_maker, &narrow, table));
         Projected { q, key, entries }
@@ -152,12 +159,19 @@ impl Compressed {
     }
 
     /// The keys that the rows see of their windows, part by part; those of the rows are remembered.
-    fn near_keys(&self, cx: &BlockCx<'_>, key: &Rows, recent: &mut Recent<'_>) -> Rows {
+    fn near_keys(
+        &self,
+        device: &Device,
+        scratch: &Scratch,
+        parts: &[PartRows],
+        key: &Rows,
+        recent: &mut Recent<'_>,
+    ) -> Rows {
         let (ring, width) = (self.near_ring(), self.spec.head_dim);
-        let n_old: usize = cx.parts.iter().map(|part| self.n_before(part)).sum();
-        let mut near = cx.scratch.take(n_old + key.n_rows(), width);
+        let n_old: usize = parts.iter().map(|part| self.n_before(part)).sum();
+        let mut near = scratch.take(n_old + key.n_rows(), width);
         let (mut old, mut new, mut at) = (Vec::new(), Vec::new(), 0);
-        for part in cx.parts {
+        for part in parts {
             let pos = part.pos as usize;
             for pos in pos - self.n_before(part)..pos {
                 old.push([recent.first(&ring, part, pos), at]);
@@ -170,11 +184,11 @@ impl Compressed {
         }
         for (from, places) in [(recent.values.view(), &old), (key.view(), &new)] {
             if !places.is_empty() {
-                cx.device.run(CopyParts { from, to: near.view_mut(), width, places });
+                device.run(CopyParts { from, to: near.view_mut(), width, places });
             }
         }
         if ring.n > 0 {
-            recent.keep(cx.device, &ring, 0, cx.parts, key);
+            recent.keep(device, &ring, 0, parts, key);
         }
         near
     }
@@ -195,7 +209,7 @@ impl Compressed {
         let width = self.spec.head_dim;
         let parts = &attend_parts(cx.parts, cx.sequences, None)[..];
         let chosen = match (&self.maker, pages, &rows.entries) {
-            (Some(maker), Some(pages), Some(rows)) => maker.choose(cx, pages, rows, parts),
+            (Some(maker), Some(pages), Some(rows)) => maker.choose(cx.device, pages, rows, parts),
             _ => None,
         };
         // Without entries, keys are attended to as they are remembered.
@@ -227,7 +241,7 @@ impl Compressed {
         let (n, of_group) = (heads.n_rows(), heads.cols() / n_group);
         let mut by_group = cx.scratch.take(n_group * n, of_group);
         cx.device.heads_apart(heads, n_group, whole(of_group), &mut by_group);
-        let narrow = per_head(cx, &self.out_a, &by_group);
+        let narrow = per_head(cx.device, cx.scratch, &self.out_a, &by_group);
         let mut together = cx.scratch.take(n, n_group * group_rank);
         cx.device.heads_together(&narrow, n_group, whole(group_rank), &mut together);
         self.out_b.forward(cx, &together)

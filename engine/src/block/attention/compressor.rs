@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::block::BlockCx;
 use crate::block::linear::Linear;
-use crate::device::{Device, Memory, Rows};
+use crate::device::{Device, Memory, Rows, Scratch};
 use crate::kernels::Vector;
 use crate::ops::{AddPicked, CopyParts, GatedRow, PoolGated, View};
 use crate::spec::{EntriesSpec, ModelError};
@@ -160,15 +160,22 @@ impl Compressor {
     }
 
     /// The entries that the rows complete, part by part, normed: `[n, width]`.
-    pub(super) fn compress(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &Recent<'_>) -> Rows {
+    pub(super) fn compress(
+        &self,
+        device: &Device,
+        scratch: &Scratch,
+        parts: &[PartRows],
+        inputs: &Inputs,
+        recent: &Recent<'_>,
+    ) -> Rows {
         let mut pools = Vec::new();
-        for part in cx.parts {
+        for part in parts {
             let entries = completed(part, self.spec.every);
             pools.extend(entries.map(|entry| self.pool_of(part, entry, inputs, recent)));
         }
-        let mut made = cx.scratch.take(pools.len(), self.width);
-        cx.device.run(PoolGated { pools, width: self.width, out: made.view_mut() });
-        cx.device.rms_norm_inplace(&mut made, &self.norm, self.eps);
+        let mut made = scratch.take(pools.len(), self.width);
+        device.run(PoolGated { pools, width: self.width, out: made.view_mut() });
+        device.rms_norm_inplace(&mut made, &self.norm, self.eps);
         made
     }
 
@@ -203,9 +210,15 @@ impl Compressor {
     }
 
     /// Remembers what the rows gave.
-    pub(super) fn remember(&self, cx: &BlockCx<'_>, inputs: &Inputs, recent: &mut Recent<'_>) {
+    pub(super) fn remember(
+        &self,
+        device: &Device,
+        parts: &[PartRows],
+        inputs: &Inputs,
+        recent: &mut Recent<'_>,
+    ) {
         for (rows, first) in [(&inputs.values, 0), (&inputs.gates, self.gates.rows())] {
-            recent.keep(cx.device, &self.recent, first, cx.parts, rows);
+            recent.keep(device, &self.recent, first, parts, rows);
         }
     }
 

@@ -3,11 +3,11 @@
 use super::compressor::{Compressor, CompressorShape, Inputs, Recent, completed};
 use crate::block::linear::Linear;
 use crate::block::{BlockCx, rotate_last};
-use crate::device::{Lists, Rows};
+use crate::device::{Device, Lists, Rows};
 use crate::kernels::{AttendPart, RopeTable};
 use crate::ops::{ChooseEntries, ChosenEntries, NewEntries, n_far};
 use crate::spec::{CompressedSpec, EntriesSpec, EntryIndexSpec, ModelError};
-use crate::state::EntryPages;
+use crate::state::{EntryPages, PartRows};
 use crate::weights::WeightLoader;
 
 /// Weights of what makes a block's entries.
@@ -103,7 +103,7 @@ impl EntryMaker {
             cx.device.scale(&mut weights, 1.0 / ((n_head * head_dim) as f32).sqrt());
             let mut query = index.query.forward(cx, narrow);
             if let Some(table) = table {
-                rotate_last(cx, &mut query, head_dim, self.n_rot, table);
+                rotate_last(cx.device, cx.scratch, &mut query, head_dim, self.n_rot, table);
             }
             let inputs = index.keys.finish(cx, index_values, index_gates);
             IndexRows { query, weights, inputs }
@@ -128,17 +128,19 @@ impl EntryMaker {
         if positions.is_empty() {
             return;
         }
-        let mut keys = self.keys.compress(cx, &rows.inputs, recent);
+        let mut keys = self.keys.compress(cx.device, cx.scratch, cx.parts, &rows.inputs, recent);
         let mut of_index = match (&self.index, &rows.index) {
-            (Some(index), Some(rows)) => Some(index.keys.compress(cx, &rows.inputs, recent)),
+            (Some(index), Some(rows)) => {
+                Some(index.keys.compress(cx.device, cx.scratch, cx.parts, &rows.inputs, recent))
+            }
             _ => None,
         };
         let (width, index_dim) = (pages.layout().width, pages.layout().index_dim);
         if let Some(rope) = rope {
             let table = rope.at(cx.device.host(), &positions);
-            rotate_last(cx, &mut keys, width, self.n_rot, &table);
+            rotate_last(cx.device, cx.scratch, &mut keys, width, self.n_rot, &table);
             if let Some(of_index) = &mut of_index {
-                rotate_last(cx, of_index, index_dim, self.n_rot, &table);
+                rotate_last(cx.device, cx.scratch, of_index, index_dim, self.n_rot, &table);
             }
         }
         let new = |part| {
@@ -151,10 +153,16 @@ impl EntryMaker {
     }
 
     /// Remembers what entries of later rows are made of.
-    pub(super) fn remember(&self, cx: &BlockCx<'_>, rows: &MakerRows, recent: &mut Recent<'_>) {
-        self.keys.remember(cx, &rows.inputs, recent);
+    pub(super) fn remember(
+        &self,
+        device: &Device,
+        parts: &[PartRows],
+        rows: &MakerRows,
+        recent: &mut Recent<'_>,
+    ) {
+        self.keys.remember(device, parts, &rows.inputs, recent);
         if let (Some(index), Some(rows)) = (&self.index, &rows.index) {
-            index.keys.remember(cx, &rows.inputs, recent);
+            index.keys.remember(device, parts, &rows.inputs, recent);
         }
     }
 
@@ -162,7 +170,7 @@ impl EntryMaker {
     /// rows. `parts` are the ubatch's.
     pub(super) fn choose(
         &self,
-        cx: &BlockCx<'_>,
+        device: &Device,
         pages: &EntryPages,
         rows: &MakerRows,
         parts: &[AttendPart<'_>],
@@ -170,8 +178,8 @@ impl EntryMaker {
         let (index, rows) = (self.index.as_ref()?, rows.index.as_ref()?);
         let (layout, per_row) = (pages.layout(), index.spec.per_row);
         let n_far = Some(n_far(layout, parts, per_row)).filter(|n| *n > 0)?;
-        let mut lists = cx.device.lists(n_far * per_row);
-        cx.device.run(ChooseEntries {
+        let mut lists = device.lists(n_far * per_row);
+        device.run(ChooseEntries {
             layout,
             pool: pages.pool().view(),
             parts,

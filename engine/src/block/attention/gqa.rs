@@ -8,7 +8,7 @@ use super::block_index::{BlockIndex, IndexRows};
 use super::qkv::{QkNorms, load_gated, load_qkv};
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx};
-use crate::device::{Lists, Rows};
+use crate::device::{Device, Lists, Rows};
 use crate::ops::{ChosenBlocks, DistanceBiases, Vector};
 use crate::spec::{
     AttentionSpec, Beside, Buckets, GateActivation, GateSource, HeadGate, KvFrom, ModelError,
@@ -119,7 +119,7 @@ impl Block for Attention {
         let how = self.how(chosen.as_ref());
         kv.attend(cx.ubatch(), how, &rows.q, &mut heads);
         if let (Some(by), Some(mut gate)) = (spec.head_output.gate, rows.gate) {
-            self.apply_gate(cx, by, &mut gate, &mut heads);
+            self.apply_gate(cx.device, by, &mut gate, &mut heads);
         }
         if let Some((weight, eps)) = &self.sub_norm {
             cx.device.rms_norm_inplace(&mut heads, weight, *eps);
@@ -180,7 +180,7 @@ impl Attention {
         }
         self.norm_and_rotate(cx, q, k);
         if let (Some(index), Some(rows)) = (&self.index, &mut *of_index) {
-            index.finish(cx, cx.rope_of(self.spec.rotation), rows);
+            index.finish(cx.device, cx.rope_of(self.spec.rotation), rows);
         }
         self.keep(cx, kv, k, v, of_index.as_ref().map(|rows| &rows.key));
         of_index.take()
@@ -238,17 +238,17 @@ impl Attention {
     }
 
     /// Multiplies `heads` by what becomes of `gate`, which has a value for each of theirs or for each head.
-    fn apply_gate(&self, cx: &BlockCx<'_>, by: HeadGate, gate: &mut Rows, heads: &mut Rows) {
+    fn apply_gate(&self, device: &Device, by: HeadGate, gate: &mut Rows, heads: &mut Rows) {
         match by.activation {
             GateActivation::Sigmoid if by.source != GateSource::EachHead => {
-                return cx.device.sigmoid_mul(heads, gate);
+                return device.sigmoid_mul(heads, gate);
             }
-            GateActivation::Sigmoid => cx.device.sigmoid(gate),
-            GateActivation::Softplus => cx.device.softplus(gate),
+            GateActivation::Sigmoid => device.sigmoid(gate),
+            GateActivation::Softplus => device.softplus(gate),
         }
         match by.source {
-            GateSource::EachHead => cx.device.scale_rows(heads, self.spec.head_dim_v, gate),
-            _ => cx.device.mul(heads, gate),
+            GateSource::EachHead => device.scale_rows(heads, self.spec.head_dim_v, gate),
+            _ => device.mul(heads, gate),
         }
     }
 
@@ -258,7 +258,7 @@ impl Attention {
         let after_rotation = spec.qk_norm.is_some_and(|norm| norm.after_rotation);
         let norms = self.qk_norms.as_ref();
         if let Some(norms) = norms.filter(|_| !after_rotation) {
-            norms.apply(cx, spec, q, k);
+            norms.apply(cx.device, spec, q, k);
         }
         if let Some(rope) = cx.rope_of(spec.rotation) {
             for x in [&mut *q, &mut *k].into_iter().filter(|x| !x.is_empty()) {
@@ -266,7 +266,7 @@ impl Attention {
             }
         }
         if let Some(norms) = norms.filter(|_| after_rotation) {
-            norms.apply(cx, spec, q, k);
+            norms.apply(cx.device, spec, q, k);
         }
         if let Some(temperature) = spec.scores.temperature.filter(|_| !q.is_empty()) {
             let factors: Vec<f32> = cx.positions().map(|pos| temperature.factor(pos)).collect();

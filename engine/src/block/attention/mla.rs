@@ -15,7 +15,7 @@
 use super::index::{Index, IndexWidths};
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx};
-use crate::device::{Rows, product};
+use crate::device::{Device, Rows, Scratch, product};
 use crate::kernels::{HeadColumns, PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::{ChosenBy, ChosenSpec, MlaGate, MlaSpec, ModelError};
@@ -163,7 +163,7 @@ impl Block for Mla {
         self.remember_keys(cx, kv, keys);
         let own = self.index.as_ref().map(|index| index.choose(cx, kv, &mut index_q, &weights));
         let latent = self.attend(cx, kv, own.as_ref(), &q_hat);
-        let mut heads = self.values(cx, &latent);
+        let mut heads = self.values(cx.device, cx.scratch, &latent);
         match spec.gate {
             Some(MlaGate::EachValue) => cx.device.sigmoid_mul(&mut heads, &gate),
             Some(MlaGate::EachHead) => {
@@ -275,7 +275,7 @@ impl Mla {
         let mut nope = cx.scratch.take(heads * n, spec.n_nope);
         let columns = HeadColumns { stride: q_stride, first: 0, width: spec.n_nope };
         cx.device.heads_apart(q, heads, columns, &mut nope);
-        let absorbed = per_head(cx, &self.k_b, &nope);
+        let absorbed = per_head(cx.device, cx.scratch, &self.k_b, &nope);
         let mut q_hat = cx.scratch.take(n, heads * stride);
         if spec.n_pe == 0 {
             let columns = HeadColumns { stride, first: 0, width: stride };
@@ -295,15 +295,15 @@ impl Mla {
     }
 
     /// From the attended `[n, n_head * kv_rank]` the heads' values `[n, n_head * head_dim_v]`.
-    fn values(&self, cx: &BlockCx<'_>, latent: &Rows) -> Rows {
+    fn values(&self, device: &Device, scratch: &Scratch, latent: &Rows) -> Rows {
         let n = latent.n_rows();
         let (heads, rank, dim) = (self.spec.n_head, self.spec.kv_rank, self.spec.head_dim_v);
         let whole = |width| HeadColumns { stride: width, first: 0, width };
-        let mut by_head = cx.scratch.take(heads * n, rank);
-        cx.device.heads_apart(latent, heads, whole(rank), &mut by_head);
-        let values = per_head(cx, &self.v_b, &by_head);
-        let mut out = cx.scratch.take(n, heads * dim);
-        cx.device.heads_together(&values, heads, whole(dim), &mut out);
+        let mut by_head = scratch.take(heads * n, rank);
+        device.heads_apart(latent, heads, whole(rank), &mut by_head);
+        let values = per_head(device, scratch, &self.v_b, &by_head);
+        let mut out = scratch.take(n, heads * dim);
+        device.heads_together(&values, heads, whole(dim), &mut out);
         out
     }
 
@@ -326,8 +326,13 @@ impl Query {
 }
 
 /// Each head's product: from `x[n_head * n, cols]` rows `[n_head * n, rows]`, those of each head together.
-pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Rows {
-    let mut out = cx.scratch.take(x.n_rows(), heads[0].rows());
+pub(super) fn per_head(
+    device: &Device,
+    scratch: &Scratch,
+    heads: &[PackedMatrix],
+    x: &Rows,
+) -> Rows {
+    let mut out = scratch.take(x.n_rows(), heads[0].rows());
     let n = x.n_rows() / heads.len();
     let mut left = out.to_write();
     let mut products = Vec::with_capacity(heads.len());
@@ -336,7 +341,7 @@ pub(super) fn per_head(cx: &BlockCx<'_>, heads: &[PackedMatrix], x: &Rows) -> Ro
         left = rest;
         products.push(product(w, x, h * n..(h + 1) * n, mine));
     }
-    cx.device.products(products);
+    device.products(products);
     out
 }
 

@@ -1,9 +1,8 @@
 //! The way into an attention block: projections to queries, keys and values, and what happens to these before
 //! they are rotated and kept.
 
-use crate::block::BlockCx;
 use crate::block::linear::Linear;
-use crate::device::Rows;
+use crate::device::{Device, Rows};
 use crate::kernels::Vector;
 use crate::spec::{AttentionSpec, KvFrom, ModelError, NormOver};
 use crate::weights::WeightLoader;
@@ -105,22 +104,22 @@ impl QkNorms {
     }
 
     /// Norms queries and keys in place; where there are no queries, keys alone.
-    pub(super) fn apply(&self, cx: &BlockCx<'_>, spec: &AttentionSpec, q: &mut Rows, k: &mut Rows) {
+    pub(super) fn apply(&self, device: &Device, spec: &AttentionSpec, q: &mut Rows, k: &mut Rows) {
         let Some(norm) = spec.qk_norm else { return };
         let of_keys = self.k.as_ref().map(|weights| (k, weights));
         let of_both = [(q, &self.q)].into_iter().chain(of_keys);
         for (x, Weights { weight, bias }) in of_both.filter(|(x, _)| !x.is_empty()) {
             match norm.over {
                 NormOver::HeadLayer => {
-                    cx.device.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);
+                    device.group_layer_norm(x, weight, bias, spec.head_dim_k, norm.eps);
                 }
                 NormOver::AllHeadsLayer => {
-                    cx.device.group_layer_norm(x, weight, bias, weight.len(), norm.eps);
+                    device.group_layer_norm(x, weight, bias, weight.len(), norm.eps);
                 }
                 NormOver::HeadOwn | NormOver::HeadFactor => {
-                    cx.device.group_rms_norm(x, weight, spec.head_dim_k, norm.eps);
+                    device.group_rms_norm(x, weight, spec.head_dim_k, norm.eps);
                 }
-                _ => cx.device.rms_norm_inplace(x, weight, norm.eps),
+                _ => device.rms_norm_inplace(x, weight, norm.eps),
             }
         }
     }

@@ -56,12 +56,20 @@ struct Projections {
 }
 
 /// Device and memory that experts are computed with: those of the stage, or those beside it.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     device: &'a Device,
     scratch: &'a Scratch,
     adapters: &'a RowAdapters,
     /// Copies of some that are computed with instead.
     guests: Option<Guests<'a>>,
+}
+
+impl<'a> BlockCx<'a> {
+    /// The stage's device and memory, for experts.
+    pub(super) fn experts_place(&self) -> Place<'a> {
+        let (device, scratch, adapters) = (self.device, self.scratch, self.rows.adapters);
+        Place { device, scratch, adapters, guests: None }
+    }
 }
 
 /// A projection, and the matrices that are computed with.
@@ -118,31 +126,30 @@ impl Experts {
 
     /// Sends rows and their routing to where the experts lie, if that is not here: for [`Experts::sum`], before which the device
     /// may be told what else it has to do.
-    pub(super) fn send(&self, cx: &BlockCx<'_>, x: &Rows, routing: &Routing) -> Option<Sent> {
-        cx.device.send(&self.up.weights, x, routing)
+    pub(super) fn send(&self, device: &Device, x: &Rows, routing: &Routing) -> Option<Sent> {
+        device.send(&self.up.weights, x, routing)
     }
 
     /// The sum of the weighted outputs of the chosen experts, in the width that they work in, which begins with `onto` or zeros.
     /// `sent` is what [`Experts::send`] gave for the same rows.
     pub(super) fn sum(
         &self,
-        cx: &BlockCx<'_>,
+        here: &Place<'_>,
         x: &Rows,
         routing: &Routing,
         sent: Option<Sent>,
         onto: Option<Rows>,
     ) -> Rows {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
-        let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
+        let Place { device, scratch, .. } = *here;
         let Some(sent) = sent else {
-            let place = Place { device, scratch, adapters, guests: None };
-            let pairs = self.of_pairs(&place, x, routing);
+            let pairs = self.of_pairs(here, x, routing);
+            let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, routing, self.weigh_input);
             return sum;
         };
         let away = device.away(sent);
-        let sum = self.sum_away(cx, x, routing, &away, onto);
+        let sum = self.sum_away(here, x, routing, &away, onto);
         if !away.is_rehearsal {
             device.learn(self.layer.id, &away.routing, &self.matrices());
         }
@@ -152,15 +159,15 @@ impl Experts {
     /// [`Experts::sum`] of rows that were sent.
     fn sum_away(
         &self,
-        cx: &BlockCx<'_>,
+        here: &Place<'_>,
         x: &Rows,
         routing: &Routing,
         away: &Away<'_>,
         onto: Option<Rows>,
     ) -> Rows {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
+        let Place { device, scratch, adapters, .. } = *here;
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
-        if let Some(pairs) = self.of_pairs_apart(cx, x, away) {
+        if let Some(pairs) = self.of_pairs_apart(here, x, away) {
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
             return sum;
@@ -187,8 +194,8 @@ impl Experts {
 
     /// Outputs of the chosen experts for each pair, where some experts are computed with the stage's device and the
     /// others where they lie. `None` where all are computed where they lie.
-    fn of_pairs_apart(&self, cx: &BlockCx<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
-        let (device, scratch, adapters) = (cx.device, cx.scratch, cx.rows.adapters);
+    fn of_pairs_apart(&self, here: &Place<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
+        let Place { device, scratch, adapters, .. } = *here;
         if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
             return None;
         }
@@ -253,7 +260,7 @@ impl Experts {
     fn of_pairs(&self, place: &Place<'_>, x: &Rows, routing: &Routing) -> Rows {
         let Place { device, scratch, .. } = *place;
         let (width, n_pairs) = (x.cols(), routing.n_pairs());
-        let adapted = self.adapted(place, routing, x.n_rows());
+        let adapted = self.adapted(place.adapters, routing, x.n_rows());
         let mut own = None;
         let input = if self.weigh_input || !adapted.is_empty() {
             let own = own.insert(scratch.take(n_pairs, width));
@@ -297,12 +304,12 @@ impl Experts {
     /// The rows, of `n_rows`, that use adapters which the experts have, in runs.
     fn adapted<'a>(
         &self,
-        place: &Place<'a>,
+        adapters: &'a RowAdapters,
         routing: &'a Routing,
         n_rows: usize,
     ) -> Vec<Adapted<'a>> {
         let all = 0..n_rows;
-        let runs = place.adapters.within(&all).filter(|(_, uses)| self.have(uses));
+        let runs = adapters.within(&all).filter(|(_, uses)| self.have(uses));
         runs.map(|(rows, uses)| Adapted { rows: routing.part(rows), uses }).collect()
     }
 

@@ -169,22 +169,22 @@ impl Block for Moe {
             return self.forward_branches(cx, branches, x);
         }
         let probs = self.probs(cx, if self.spec.routes_early { cx.rows.layer_input } else { x });
-        let routing = self.route(cx, &probs);
+        let routing = self.route(cx.device, cx.rows.tokens, &probs);
         let narrow = self.latent.as_ref().map(|latent| latent.narrow.forward(cx, x));
         let input = narrow.as_ref().unwrap_or(x);
         // Where experts lie elsewhere, the shared one is computed here meanwhile.
-        let sent = self.experts.send(cx, input, &routing);
+        let sent = self.experts.send(cx.device, input, &routing);
         let shared = self.shared.as_ref().map(|shared| shared.forward(cx, x));
         let mut out = match &self.latent {
             Some(latent) => {
-                let sum = self.experts.sum(cx, input, &routing, sent, None);
+                let sum = self.experts.sum(&cx.experts_place(), input, &routing, sent, None);
                 latent.add(
                     cx,
                     sum,
                     shared.unwrap_or_else(|| cx.scratch.zeros(x.n_rows(), x.cols())),
                 )
             }
-            None => self.experts.sum(cx, input, &routing, sent, shared),
+            None => self.experts.sum(&cx.experts_place(), input, &routing, sent, shared),
         };
         if let Some(adjugates) = &self.adjugates {
             self.add_adjugates(cx, adjugates, &probs, &mut out);
@@ -206,10 +206,10 @@ impl Moe {
             normed
         };
         let probs = self.probs(cx, &normed(cx, &branches.router));
-        let routing = self.route(cx, &probs);
+        let routing = self.route(cx.device, cx.rows.tokens, &probs);
         let [before, behind] = &branches.experts;
         let rows = normed(cx, before);
-        let sent = self.experts.send(cx, &rows, &routing);
+        let sent = self.experts.send(cx.device, &rows, &routing);
         let mut out = match &self.shared {
             Some(shared) => {
                 let [before, behind] = &branches.shared;
@@ -220,7 +220,7 @@ impl Moe {
             }
             None => cx.scratch.zeros(x.n_rows(), x.cols()),
         };
-        let mut sum = self.experts.sum(cx, &rows, &routing, sent, None);
+        let mut sum = self.experts.sum(&cx.experts_place(), &rows, &routing, sent, None);
         cx.device.rms_norm_inplace(&mut sum, behind, eps);
         cx.device.add(&mut out, &sum);
         out
@@ -239,8 +239,8 @@ impl Moe {
         let by = ChooseBy::GroupsOfBest(spec.per_group);
         let choice = ExpertChoice { n_expert, n_used, by, weights: ExpertWeights::Normed(1.0) };
         let routing = cx.device.route(&choice, probs);
-        let sent = experts.send(cx, out, &routing);
-        let sum = experts.sum(cx, out, &routing, sent, None);
+        let sent = experts.send(cx.device, out, &routing);
+        let sum = experts.sum(&cx.experts_place(), out, &routing, sent, None);
         cx.device.add_scaled(out, &sum, spec.scale);
     }
 
@@ -260,12 +260,12 @@ impl Moe {
     }
 
     /// Chooses experts for every row.
-    fn route(&self, cx: &BlockCx<'_>, probs: &Rows) -> Routing {
+    fn route(&self, device: &Device, tokens: &[u32], probs: &Rows) -> Routing {
         let MoeSpec { n_expert, n_used, groups, weights_scale, .. } = self.spec;
         let known: Vec<u32>;
         let by = match &self.by_token {
             Some(experts) => {
-                let tokens = cx.rows.tokens[..probs.n_rows()].iter();
+                let tokens = tokens[..probs.n_rows()].iter();
                 known = tokens.flat_map(|token| experts.of(*token)).copied().collect();
                 ChooseBy::Known(&known)
             }
@@ -276,7 +276,7 @@ impl Moe {
             _ if self.spec.norm_weights => ExpertWeights::Normed(weights_scale),
             _ => ExpertWeights::Scaled(weights_scale),
         };
-        cx.device.route(&ExpertChoice { n_expert, n_used, by, weights }, probs)
+        device.route(&ExpertChoice { n_expert, n_used, by, weights }, probs)
     }
 }
 

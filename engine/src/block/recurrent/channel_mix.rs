@@ -55,7 +55,7 @@ impl Block for ChannelMix {
     fn forward(&self, cx: &mut BlockCx<'_>, state: &mut BlockState, x: &Rows) -> Rows {
         let states = state.slots();
         let parts = scan_parts(cx.parts);
-        let before = self.shift.before(cx, &parts, states.split().0, x);
+        let before = self.shift.before(cx.device, cx.scratch, &parts, states.split().0, x);
         let mut lean = cx.scratch.copy_of(x);
         cx.device.lerp(&mut lean, &before, &self.lerp);
         let mut k = self.key.forward(cx, &lean);

@@ -6,7 +6,7 @@
 
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx};
-use crate::device::{Memory, Rows};
+use crate::device::{Device, Memory, Rows, Scratch};
 use crate::kernels::{DeltaShape, StateAt};
 use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};
 use crate::spec::{DeltaNetSpec, ModelError, OutputGate};
@@ -111,7 +111,7 @@ impl Block for DeltaNet {
         let parts = scan_parts(cx.parts);
         let DeltaShape { n_key_head, d_k: d, .. } = self.shape;
         let [raw, gate, mut beta, mut decay] = cx.project(x, self.of_input());
-        let (qk, v) = self.convolve(cx, &parts, states.split().0, &raw);
+        let (qk, v) = self.convolve(cx.device, cx.scratch, &parts, states.split().0, &raw);
         cx.device.decay_factors(&mut decay, &self.forget_bias, &self.rates);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
@@ -143,15 +143,16 @@ impl DeltaNet {
     /// Queries and keys of unit length `[n, 2 n_key_head d]`, and values, all convolved.
     fn convolve(
         &self,
-        cx: &BlockCx<'_>,
+        device: &Device,
+        scratch: &Scratch,
         parts: &[ScanPart],
         states: &mut Memory<f32>,
         raw: &Rows,
     ) -> (Rows, Rows) {
         let per_slot = self.conv_qk.state_len() + self.conv_v.state_len();
         let mut convolve = |conv: &Conv, first_col, first| {
-            let mut out = cx.scratch.take(raw.n_rows(), conv.channels);
-            cx.device.run(ConvRows {
+            let mut out = scratch.take(raw.n_rows(), conv.channels);
+            device.run(ConvRows {
                 conv,
                 parts,
                 states: states.view_mut(),
@@ -164,7 +165,7 @@ impl DeltaNet {
         let mut qk = convolve(&self.conv_qk, 0, 0);
         let first = self.conv_qk.state_len();
         let v = convolve(&self.conv_v, self.conv_qk.channels, first);
-        cx.device.l2_norm(&mut qk, self.shape.d_k, self.eps);
+        device.l2_norm(&mut qk, self.shape.d_k, self.eps);
         (qk, v)
     }
 

@@ -3,7 +3,7 @@
 
 use crate::block::linear::Linear;
 use crate::block::{Block, BlockCx};
-use crate::device::{Memory, Rows};
+use crate::device::{Device, Memory, Rows, Scratch};
 use crate::kernels::{DeltaShape, StateAt};
 use crate::ops::{Conv, ConvRows, DeltaRows, DeltaScan, ScanPart, Vector};
 use crate::spec::{KdaGates, KdaSpec, ModelError};
@@ -142,7 +142,7 @@ impl Block for Kda {
         let weights = [to_q, to_k, to_v, to_forget, to_gate, &self.beta];
         let [q, k, v, forget, gate, mut beta] = cx.project(x, weights);
         let raw = [q, k, v];
-        let [q, k, v] = self.convolve(cx, &parts, states.split().0, &raw);
+        let [q, k, v] = self.convolve(cx.device, cx.scratch, &parts, states.split().0, &raw);
         let [decay, gate] = self.gates(cx, forget, gate);
         cx.device.sigmoid(&mut beta);
         let rows = DeltaRows {
@@ -171,16 +171,17 @@ impl Kda {
     /// Convolved queries, keys and values; queries and keys of unit length.
     fn convolve(
         &self,
-        cx: &BlockCx<'_>,
+        device: &Device,
+        scratch: &Scratch,
         parts: &[ScanPart],
         states: &mut Memory<f32>,
         raw: &[Rows; 3],
     ) -> [Rows; 3] {
-        let mut out = raw.each_ref().map(|raw| cx.scratch.take(raw.n_rows(), raw.cols()));
+        let mut out = raw.each_ref().map(|raw| scratch.take(raw.n_rows(), raw.cols()));
         let per_slot = self.convs.iter().map(Conv::state_len).sum();
         let mut first = 0;
         for ((conv, raw), out) in self.convs.iter().zip(raw).zip(&mut out) {
-            cx.device.run(ConvRows {
+            device.run(ConvRows {
                 conv,
                 parts,
                 states: states.view_mut(),
@@ -191,7 +192,7 @@ impl Kda {
             first += conv.state_len();
         }
         for x in &mut out[..2] {
-            cx.device.l2_norm(x, self.shape.d_k, self.unit_eps);
+            device.l2_norm(x, self.shape.d_k, self.unit_eps);
         }
         out
     }

@@ -149,7 +149,7 @@ impl Block for TimeMix {
         let states = state.slots();
         let parts = scan_parts(cx.parts);
         let (shift_state, scan_state) = states.split();
-        let before = self.shift.before(cx, &parts, shift_state, x);
+        let before = self.shift.before(cx.device, cx.scratch, &parts, shift_state, x);
         let mixed = |cx: &BlockCx<'_>, i: usize| {
             let mut lean = cx.scratch.copy_of(x);
             cx.device.lerp(&mut lean, &before, &self.lerp[i]);

@@ -142,7 +142,7 @@ impl Block for TimeMix6 {
         let states = state.slots();
         let parts = scan_parts(cx.parts);
         let (shift_state, scan_state) = states.split();
-        let before = self.shift.before(cx, &parts, shift_state, x);
+        let before = self.shift.before(cx.device, cx.scratch, &parts, shift_state, x);
         let mixtures = self.mix.forward(cx, x, &before);
         let [of_w, of_k, of_v, of_r, of_g] = &mixtures;
         let mut w = self.decay.forward(cx, of_w, |device, x| device.tanh(x));

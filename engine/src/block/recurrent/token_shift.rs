@@ -1,8 +1,7 @@
 //! Token shift (arXiv 2305.13048): the row before each row of a sequence. It is computed as a causal
 //! convolution of two taps, of which only the older one counts.
 
-use crate::block::BlockCx;
-use crate::device::{Memory, Rows};
+use crate::device::{Device, Memory, Rows, Scratch};
 use crate::ops::{Conv, ConvRows, ScanPart};
 
 /// A shift over rows of a fixed width.
@@ -19,13 +18,14 @@ impl TokenShift {
     /// `[n_slots, n_embd]`.
     pub(super) fn before(
         &self,
-        cx: &BlockCx<'_>,
+        device: &Device,
+        scratch: &Scratch,
         parts: &[ScanPart],
         states: &mut Memory<f32>,
         x: &Rows,
     ) -> Rows {
-        let mut before = cx.scratch.take(x.n_rows(), x.cols());
-        cx.device.run(ConvRows {
+        let mut before = scratch.take(x.n_rows(), x.cols());
+        device.run(ConvRows {
             conv: &self.0,
             parts,
             states: states.view_mut(),

@@ -11,7 +11,7 @@ use crate::device::Rows;
 use crate::kernels::KV_PAGE;
 use crate::spec::DraftInput;
 use crate::stage::head::Head;
-use crate::state::PartRows;
+use crate::state::{PartRows, Sequences};
 
 /// Drafts of one sequence.
 struct Chain<'a> {
@@ -47,7 +47,8 @@ impl OwnDrafts {
         wanted: &[(SlotId, u32)],
         outputs: &mut [RowOutput],
     ) {
-        let begun = wanted.iter().filter_map(|&(slot, n)| self.begin(tools, slot, n, outputs));
+        let begun =
+            wanted.iter().filter_map(|&(slot, n)| self.begin(tools.sequences, slot, n, outputs));
         let mut chains: Vec<Chain<'_>> = begun.filter(|chain| !chain.is_over).collect();
         if chains.is_empty() {
             return;
@@ -102,7 +103,7 @@ impl OwnDrafts {
     /// Start of a chain of drafts behind the last draw of a sequence; `None`: nothing can be drafted there.
     fn begin<'a>(
         &self,
-        tools: &Tools<'a>,
+        sequences: &'a Sequences,
         slot: SlotId,
         wanted: u32,
         outputs: &[RowOutput],
@@ -114,7 +115,7 @@ impl OwnDrafts {
         let (drawn_at, token) = (*pos, token.id);
         let pos = drawn_at + 1;
         let base = self.readings.base_for(slot, pos)?;
-        let sequence = tools.sequences.get(slot)?;
+        let sequence = sequences.get(slot)?;
         let setup = sequence.sampler.as_deref()?;
         // Drafts know no masks: what an answer's grammar does not allow is found wrong when it is verified.
         if !setup.can_verify() {
@@ -122,7 +123,7 @@ impl OwnDrafts {
         }
         let room = self.n_ctx.min((sequence.blocks.len() * KV_PAGE) as u32).saturating_sub(pos);
         let most = self.depth.min(wanted as usize).min(room as usize);
-        let history = tools.sequences.history(slot).get(..pos as usize)?;
+        let history = sequences.history(slot).get(..pos as usize)?;
         let history = [history, &[token]].concat();
         let (drafted, is_over) = (Vec::with_capacity(most), most == 0);
         Some(Chain { slot, pos, base, most, output, setup, history, drafted, is_over })

@@ -1,61 +1,23 @@
-//! Sources of weights, and the loader by which blocks take tensors: by name, with the shape that they must have.
+//! The loader by which blocks take tensors: by name, with the shape that they must have.
 //!
 //! [`WeightLoader`] is strict. A tensor of the stage's layers that no block asked for is an error. So a model
 //! with parts that brigade does not compute never runs as if it had none.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 
+use super::packer::{ExpertsPlace, Packer};
+use super::reader::{TensorReader, same_shape};
+use super::source::TensorSource;
 use crate::device::{Device, ExpertMatrices};
 use crate::gguf::adapters::{self, Pair};
-use crate::gguf::{Gguf, GgufError, TensorInfo};
+use crate::gguf::{Gguf, TensorInfo};
 use crate::kernels::{PackedMatrix, Vector};
 use crate::quant::{self, GgmlType};
 use crate::spec::ModelError;
 
 /// Most values of a tensor that is not a matrix, where nothing is read: there need not be a file as large.
 const MOST_HOLLOW_VALUES: usize = 1 << 28;
-
-/// Bytes of a model's tensors: a mapped file, or a worker's cache of what it was sent.
-pub trait TensorSource: Send + Sync {
-    /// The tensor's data as the file holds it, `tensor.nbytes` bytes.
-    ///
-    /// # Errors
-    /// The source does not have the tensor.
-    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError>;
-
-    /// A part of the tensor's data, for one who does not need all of it at a time.
-    ///
-    /// # Errors
-    /// As [`TensorSource::tensor`], and where the tensor has no such part.
-    fn part<'a>(
-        &'a self,
-        tensor: &TensorInfo,
-        range: Range<usize>,
-    ) -> Result<Cow<'a, [u8]>, GgufError> {
-        let part = match self.tensor(tensor)? {
-            Cow::Borrowed(bytes) => bytes.get(range).map(Cow::Borrowed),
-            Cow::Owned(bytes) => bytes.get(range).map(|part| Cow::Owned(part.to_vec())),
-        };
-        part.ok_or_else(|| GgufError::MissingTensor { name: format!("{} (a part)", tensor.name) })
-    }
-
-    /// Told that the tensor's data have been packed: the process need not hold what was mapped of them.
-    /// They can be read again.
-    fn release(&self, _tensor: &TensorInfo) {}
-}
-
-impl TensorSource for Gguf {
-    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
-        self.data(tensor).map(Cow::Borrowed)
-    }
-
-    fn release(&self, tensor: &TensorInfo) {
-        self.advise_dont_need(tensor);
-    }
-}
 
 /// Matrices of an adapter's file for one tensor of the model.
 pub struct AdapterTensors<'a> {
@@ -69,55 +31,12 @@ pub struct AdapterTensors<'a> {
     pub b: &'a TensorInfo,
 }
 
-/// Memory for routed experts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ExpertsPlace {
-    /// First layer of the file whose experts may take the memory of the device that computes the rest.
-    beside_before: usize,
-}
-
-impl ExpertsPlace {
-    /// Experts of layers before `beside_before` lie elsewhere than the rest, if the device has such a place.
-    ///
-    /// # Errors
-    /// The device's bits would depend on where they are.
-    pub(crate) fn new(device: &Device, beside_before: u32) -> Result<Self, ModelError> {
-        let beside_before = if device.has_beside() { beside_before as usize } else { 0 };
-        if beside_before > 0 && device.has_fast_math() {
-            return Err(ModelError::Unsupported(
-                "experts in the host's memory beside a GPU with fast math, which would compute other bits than they: start \
-                 without --fast-math, or with --experts device"
-                    .to_owned(),
-            ));
-        }
-        Ok(Self { beside_before })
-    }
-
-    /// Whether experts of this layer of the file are put elsewhere.
-    pub(crate) fn is_beside(self, layer: usize) -> bool {
-        layer < self.beside_before
-    }
-}
-
 /// Hands out the tensors of one stage, each checked for its shape.
 pub struct WeightLoader<'a> {
-    model: &'a Gguf,
-    source: &'a dyn TensorSource,
-    /// The same, for who reads rows of it later.
-    shared: Option<Arc<dyn TensorSource>>,
-    device: &'a Device,
-    taken: BTreeSet<String>,
+    reader: TensorReader<'a>,
+    packer: Packer<'a>,
     /// Places and rank of adapters inside the file, where projections have such.
     switched: Option<(usize, usize)>,
-    /// Names and shapes are checked, and nothing is read or packed.
-    is_hollow: bool,
-    experts: ExpertsPlace,
-    /// Whether experts of the layer that is loaded are put elsewhere.
-    is_beside: bool,
-    /// Whether what is loaded are experts.
-    is_of_experts: bool,
-    /// Told the bytes of each tensor as it is taken.
-    progress: &'a mut dyn FnMut(u64),
 }
 
 impl<'a> WeightLoader<'a> {
@@ -128,54 +47,45 @@ impl<'a> WeightLoader<'a> {
         device: &'a Device,
         progress: &'a mut dyn FnMut(u64),
     ) -> Self {
-        let (shared, taken, switched, is_hollow) = (None, BTreeSet::new(), None, false);
-        Self {
-            model,
-            source,
-            shared,
-            device,
-            taken,
-            switched,
-            is_hollow,
-            experts: ExpertsPlace::default(),
-            is_beside: false,
-            is_of_experts: false,
-            progress,
-        }
+        let (reader, packer) = (TensorReader::new(model, source, progress), Packer::new(device));
+        Self { reader, packer, switched: None }
     }
 
     /// Reads and packs nothing: what is loaded so has the right names and shapes, and no weights. To check a file's
     /// tensors by the very code that loads them.
-    pub fn hollow(self) -> Self {
-        Self { is_hollow: true, ..self }
+    pub fn hollow(mut self) -> Self {
+        self.reader.is_hollow = true;
+        self
     }
 
     /// Puts routed experts there.
-    pub(crate) fn with_experts(self, experts: ExpertsPlace) -> Self {
-        Self { experts, ..self }
+    pub(crate) fn with_experts(mut self, experts: ExpertsPlace) -> Self {
+        self.packer.experts = experts;
+        self
     }
 
     /// Sets the layer of the file to which the next tensors belong.
     pub(crate) fn at_layer(&mut self, layer: usize) {
-        self.is_beside = self.experts.is_beside(layer);
+        self.packer.layer = Some(layer);
     }
 
     /// Has `load` load experts, where those of the layer shall lie.
     pub(crate) fn loading_experts<T>(&mut self, load: impl FnOnce(&mut Self) -> T) -> T {
-        self.is_of_experts = true;
+        self.packer.is_of_experts = true;
         let loaded = load(self);
-        self.is_of_experts = false;
+        self.packer.is_of_experts = false;
         loaded
     }
 
     /// Whether what is loaded has no weights.
     pub fn is_hollow(&self) -> bool {
-        self.is_hollow
+        self.reader.is_hollow
     }
 
     /// Blocks may keep `source`, which is the one that is loaded from, to read rows of a tensor later.
-    pub fn sharing(self, source: Arc<dyn TensorSource>) -> Self {
-        Self { shared: Some(source), ..self }
+    pub fn sharing(mut self, source: Arc<dyn TensorSource>) -> Self {
+        self.reader.shared = Some(source);
+        self
     }
 
     /// Refuses an index of so many heads where the device has no kernel for it.
@@ -183,7 +93,7 @@ impl<'a> WeightLoader<'a> {
     /// # Errors
     /// The device is a GPU, and that is too many for it.
     pub fn check_index(&self, heads: usize) -> Result<(), ModelError> {
-        Ok(self.device.check_index(heads)?)
+        Ok(self.packer.device().check_index(heads)?)
     }
 
     /// The source, for who keeps it.
@@ -191,8 +101,7 @@ impl<'a> WeightLoader<'a> {
     /// # Errors
     /// The source is not shared.
     pub fn shared(&self) -> Result<Arc<dyn TensorSource>, ModelError> {
-        let missing = || ModelError::Bad("rows cannot be read from this source later".to_owned());
-        self.shared.clone().ok_or_else(missing)
+        self.reader.shared()
     }
 
     /// Lets projections have adapters of the file's own, so many places of this rank.
@@ -207,12 +116,12 @@ impl<'a> WeightLoader<'a> {
 
     /// A tensor whose slices its user takes ([`Self::slice_of`]).
     pub fn stack(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo, ModelError> {
-        self.checked(name, dims)
+        self.reader.checked(name, dims)
     }
 
     /// Whether the model has the tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.model.tensor(name).is_some()
+        self.reader.model.tensor(name).is_some()
     }
 
     /// A matrix `[rows, cols]` (GGUF dimensions `{cols, rows}`), packed for the kernels.
@@ -233,18 +142,8 @@ impl<'a> WeightLoader<'a> {
         name: &str,
         dims: &[usize],
     ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
-        let tensor = self.checked(name, dims)?;
-        Ok((tensor.ty, self.bytes_of(tensor)?))
-    }
-
-    /// All bytes of a tensor.
-    fn bytes_of(&mut self, tensor: &'a TensorInfo) -> Result<Cow<'a, [u8]>, ModelError> {
-        if self.is_hollow {
-            return Ok(Cow::Borrowed(&[]));
-        }
-        let bytes = self.source.tensor(tensor)?;
-        (self.progress)(tensor.nbytes);
-        Ok(bytes)
+        let tensor = self.reader.checked(name, dims)?;
+        Ok((tensor.ty, self.reader.bytes_of(tensor)?))
     }
 
     /// A matrix from bytes that such a block made.
@@ -255,13 +154,10 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         bytes: &[u8],
     ) -> Result<PackedMatrix, ModelError> {
-        Ok(if self.is_hollow {
-            PackedMatrix::hollow(ty, rows, cols)?
-        } else if self.is_beside && self.is_of_experts {
-            self.device.pack_beside(ty, rows, cols, bytes)?
-        } else {
-            self.device.pack(ty, rows, cols, bytes)?
-        })
+        if self.is_hollow() {
+            return Ok(PackedMatrix::hollow(ty, rows, cols)?);
+        }
+        self.packer.pack(ty, rows, cols, bytes)
     }
 
     /// Matrices of some rows each of a tensor `{cols, rows}`, in the order that `parts` list them:
@@ -273,8 +169,8 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
         parts: [Vec<usize>; N],
     ) -> Result<[PackedMatrix; N], ModelError> {
-        let tensor = self.checked(name, &[cols, rows])?;
-        let bytes = self.bytes_of(tensor)?;
+        let tensor = self.reader.checked(name, &[cols, rows])?;
+        let bytes = self.reader.bytes_of(tensor)?;
         let row_bytes = bytes.len() / rows;
         let scale = self.scales(name, 1)?[0];
         let mut packed = Vec::with_capacity(N);
@@ -296,11 +192,11 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
-        let tensor = self.checked(name, &[cols, rows, n])?;
+        let tensor = self.reader.checked(name, &[cols, rows, n])?;
         let scales = self.scales(name, n)?;
         (0..n)
             .map(|i| {
-                let expert = self.slice(tensor, n, i)?;
+                let expert = self.reader.slice(tensor, n, i)?;
                 Ok(self.pack(tensor.ty, rows, cols, &expert)?.scaled(scales[i]))
             })
             .collect()
@@ -308,7 +204,7 @@ impl<'a> WeightLoader<'a> {
 
     /// Experts of one tensor, where products of all of them find them.
     pub fn together(&self, experts: Vec<Arc<PackedMatrix>>) -> Result<ExpertMatrices, ModelError> {
-        Ok(self.device.experts(experts)?)
+        Ok(self.packer.device().experts(experts)?)
     }
 
     /// `n` matrices `[rows, cols]` of one tensor `{cols, rows * n}`, below each other in it.
@@ -319,11 +215,11 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Vec<PackedMatrix>, ModelError> {
-        let tensor = self.checked(name, &[cols, rows * n])?;
+        let tensor = self.reader.checked(name, &[cols, rows * n])?;
         let scale = self.scales(name, 1)?[0];
         (0..n)
             .map(|i| {
-                let matrix = self.slice(tensor, n, i)?;
+                let matrix = self.reader.slice(tensor, n, i)?;
                 Ok(self.pack(tensor.ty, rows, cols, &matrix)?.scaled(scale))
             })
             .collect()
@@ -338,11 +234,11 @@ impl<'a> WeightLoader<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<[Vec<PackedMatrix>; 2], ModelError> {
-        let tensor = self.checked(name, &[cols, 2 * rows, n])?;
+        let tensor = self.reader.checked(name, &[cols, 2 * rows, n])?;
         let scales = self.scales(name, n)?;
         let (mut first, mut second) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for i in 0..2 * n {
-            let half = self.slice(tensor, 2 * n, i)?;
+            let half = self.reader.slice(tensor, 2 * n, i)?;
             let to = if i % 2 == 0 { &mut first } else { &mut second };
             to.push(self.pack(tensor.ty, rows, cols, &half)?.scaled(scales[i / 2]));
         }
@@ -356,35 +252,20 @@ impl<'a> WeightLoader<'a> {
         n: usize,
         i: usize,
     ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
-        self.taken.insert(tensor.name.clone());
-        Ok((tensor.ty, self.slice(tensor, n, i)?))
-    }
-
-    /// Slice `i` of `n` equal ones of a tensor: experts are many, and are not needed all at once.
-    fn slice(
-        &mut self,
-        tensor: &'a TensorInfo,
-        n: usize,
-        i: usize,
-    ) -> Result<Cow<'a, [u8]>, ModelError> {
-        if self.is_hollow {
-            return Ok(Cow::Borrowed(&[]));
-        }
-        let len = tensor.nbytes as usize / n;
-        let bytes = self.source.part(tensor, i * len..(i + 1) * len)?;
-        (self.progress)(bytes.len() as u64);
-        Ok(bytes)
+        self.reader.taken.insert(tensor.name.clone());
+        Ok((tensor.ty, self.reader.slice(tensor, n, i)?))
     }
 
     /// Factors on the products of tensor `name`, which has `n` matrices. NVFP4 has scales in eight bits only, and
     /// BitNet's ternary weights have none, so tensors `X.weight` may have an f32 scale for each matrix in `X.scale`.
     /// NVFP4's `X.input_scale` would be for activations of four bits: ours have eight, and scales of their own.
     fn scales(&mut self, name: &str, n: usize) -> Result<Vec<f32>, ModelError> {
-        let is_nvfp4 = self.model.tensor(name).is_some_and(|tensor| tensor.ty == GgmlType::NVFP4);
+        let is_nvfp4 =
+            self.reader.model.tensor(name).is_some_and(|tensor| tensor.ty == GgmlType::NVFP4);
         let Some(stem) = name.strip_suffix(".weight") else { return Ok(vec![1.0; n]) };
         let of_inputs = format!("{stem}.input_scale");
         if is_nvfp4 && self.has(&of_inputs) {
-            self.taken.insert(of_inputs);
+            self.reader.taken.insert(of_inputs);
         }
         let scales = self.opt_vector(&format!("{stem}.scale"), n)?;
         Ok(scales.map_or_else(|| vec![1.0; n], Vector::into_vec))
@@ -392,14 +273,16 @@ impl<'a> WeightLoader<'a> {
 
     /// Whether the model has adapters.
     pub fn has_adapters(&self) -> bool {
-        !self.model.adapters().is_empty()
+        !self.reader.model.adapters().is_empty()
     }
 
     /// Matrices of each adapter for tensor `name`. Adapters without such are left out.
     pub fn adapters(&self, name: &str) -> Result<Vec<AdapterTensors<'a>>, ModelError> {
         let mut found = Vec::new();
-        for (adapter, file) in self.model.adapters().iter().enumerate() {
-            let Some(Pair { a, b }) = adapters::pair(self.model, name, adapter) else { continue };
+        for (adapter, file) in self.reader.model.adapters().iter().enumerate() {
+            let Some(Pair { a, b }) = adapters::pair(self.reader.model, name, adapter) else {
+                continue;
+            };
             let alpha = file.meta.opt_f32(adapters::ALPHA)?.unwrap_or(0.0);
             found.push(AdapterTensors { adapter: adapter as u32, alpha, a, b });
         }
@@ -420,8 +303,8 @@ impl<'a> WeightLoader<'a> {
         cols: usize,
     ) -> Result<[PackedMatrix; N], ModelError> {
         let all: usize = rows.iter().sum();
-        let tensor = self.checked(name, &[cols, all])?;
-        let bytes = self.bytes_of(tensor)?;
+        let tensor = self.reader.checked(name, &[cols, all])?;
+        let bytes = self.reader.bytes_of(tensor)?;
         let row_bytes = bytes.len() / all;
         let scale = self.scales(name, 1)?[0];
         let mut left = &bytes[..];
@@ -444,12 +327,12 @@ impl<'a> WeightLoader<'a> {
         let (ty, bytes) = self.raw(name, dims)?;
         let format = quant::require_format(ty, name)?;
         let n = dims.iter().product();
-        if self.is_hollow && n > MOST_HOLLOW_VALUES {
+        if self.is_hollow() && n > MOST_HOLLOW_VALUES {
             let why = format!("tensor {name} has {n} values, the limit is {MOST_HOLLOW_VALUES}");
             return Err(ModelError::Bad(why));
         }
         let mut values = vec![0.0; n];
-        if !self.is_hollow {
+        if !self.is_hollow() {
             format.dequantize_row(&bytes, &mut values)?;
         }
         Ok(values.into())
@@ -463,7 +346,7 @@ impl<'a> WeightLoader<'a> {
         other: &[usize],
     ) -> Result<Vector, ModelError> {
         let is_other = |tensor: &TensorInfo| same_shape(tensor.dims(), other);
-        let dims = if self.model.tensor(name).is_some_and(is_other) { other } else { one };
+        let dims = if self.reader.model.tensor(name).is_some_and(is_other) { other } else { one };
         self.values(name, dims)
     }
 
@@ -474,12 +357,12 @@ impl<'a> WeightLoader<'a> {
 
     /// Counts a tensor as taken whose data its user reads itself (the embedding's rows).
     pub fn reference(&mut self, name: &str, dims: &[usize]) -> Result<TensorInfo, ModelError> {
-        self.checked(name, dims).cloned()
+        self.reader.checked(name, dims).cloned()
     }
 
     /// Counts a tensor as taken that an earlier loader has taken.
     pub fn taken_before(&mut self, name: &str) {
-        self.taken.insert(name.to_owned());
+        self.reader.taken.insert(name.to_owned());
     }
 
     /// Checks that every tensor of `stage` was taken.
@@ -487,84 +370,6 @@ impl<'a> WeightLoader<'a> {
     /// # Errors
     /// Names the first that was not: the architecture's description does not cover this file.
     pub fn finish(self, stage: &[&TensorInfo]) -> Result<(), ModelError> {
-        match stage.iter().find(|t| !self.taken.contains(&t.name)) {
-            Some(unknown) if adapters::of_model(&unknown.name).1 => {
-                Err(ModelError::Unsupported(format!(
-                    "tensor {} of an adapter (its number is behind the @): brigade applies no adapter to this tensor of \
-                     the model. Make the adapter again without it, or merge it into the model",
-                    unknown.name
-                )))
-            }
-            Some(unknown) => Err(ModelError::Unsupported(format!(
-                "tensor {} (no part of this architecture uses it)",
-                unknown.name
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    fn checked(&mut self, name: &str, dims: &[usize]) -> Result<&'a TensorInfo, ModelError> {
-        let Some(tensor) = self.model.tensor(name) else {
-            return Err(GgufError::MissingTensor { name: name.to_owned() }.into());
-        };
-        if !same_shape(tensor.dims(), dims) {
-            return Err(ModelError::Bad(format!(
-                "tensor {name} has dimensions {:?}, the metadata ask for {dims:?}",
-                tensor.dims()
-            )));
-        }
-        self.taken.insert(name.to_owned());
-        Ok(tensor)
-    }
-}
-
-/// Whether a tensor with the dimensions `found` holds what is described as `wanted`. Dimensions of 1 at the
-/// end say nothing: some writers drop them, others add some. A few files begin with them as well.
-fn same_shape(found: &[usize], wanted: &[usize]) -> bool {
-    let mut found = without_trailing_ones(found);
-    while found.len() > wanted.len()
-        && let [1, shorter @ ..] = found
-    {
-        found = shorter;
-    }
-    found == without_trailing_ones(wanted)
-}
-
-fn without_trailing_ones(mut dims: &[usize]) -> &[usize] {
-    while let [shorter @ .., 1] = dims {
-        dims = shorter;
-    }
-    dims
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dimensions_of_one_at_the_end_do_not_tell_shapes_apart() {
-        let same: [(&[usize], &[usize]); 8] = [
-            (&[512], &[512, 1]),
-            (&[512, 1], &[512]),
-            (&[4, 1, 8], &[4, 1, 8]),
-            (&[4, 1, 8, 1], &[4, 1, 8]),
-            (&[4], &[4, 1, 1]),
-            (&[1, 8], &[8]),
-            (&[1, 8, 1], &[8]),
-            (&[1], &[1, 1]),
-        ];
-        for (found, wanted) in same {
-            assert!(same_shape(found, wanted), "{found:?} {wanted:?}");
-        }
-        let other: [(&[usize], &[usize]); 5] = [
-            (&[512], &[512, 2]),
-            (&[8, 4], &[4, 8]),
-            (&[4, 8], &[4, 1, 8]),
-            (&[1, 8], &[8, 1]),
-            (&[7], &[8]),
-        ];
-        for (found, wanted) in other {
-            assert!(!same_shape(found, wanted), "{found:?} {wanted:?}");
-        }
+        self.reader.finish(stage)
     }
 }
