@@ -1,7 +1,8 @@
-//! Counters of the executor and the lane, for the Health call. All counters are relaxed atomics. Each figure is right
-//! by itself, and no decision depends on two of them together.
+//! Counters of the executor and the lane, for the Health call. Most are relaxed atomics: each figure is right by itself, and no
+//! decision depends on two of them together.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use brigade_engine::device::ExpertCounts;
@@ -14,8 +15,7 @@ pub struct Meter {
     /// Microseconds after `opened` at which the ubatch in work began, plus 1; 0: none in work.
     computing_since: AtomicU64,
     ubatches_done: AtomicU64,
-    /// The fields of [`ExpertCounts`], in order.
-    experts: [AtomicU64; 6],
+    experts: Mutex<ExpertCounts>,
     queue_len: AtomicU32,
     wire_bytes_in: AtomicU64,
     wire_bytes_out: AtomicU64,
@@ -49,7 +49,7 @@ impl Default for Meter {
             busy_us: AtomicU64::new(0),
             computing_since: AtomicU64::new(0),
             ubatches_done: AtomicU64::new(0),
-            experts: Default::default(),
+            experts: Mutex::default(),
             queue_len: AtomicU32::new(0),
             wire_bytes_in: AtomicU64::new(0),
             wire_bytes_out: AtomicU64::new(0),
@@ -83,17 +83,7 @@ impl Meter {
 
     /// Stores the counts of the routed experts since the stage was loaded.
     pub fn experts(&self, counts: ExpertCounts) {
-        let ExpertCounts {
-            device_rows,
-            copy_rows,
-            host_rows,
-            sent_bytes,
-            host_waited_us,
-            host_computed_us,
-        } = counts;
-        let counts =
-            [device_rows, copy_rows, host_rows, sent_bytes, host_waited_us, host_computed_us];
-        self.experts.iter().zip(counts).for_each(|(count, now)| count.store(now, Relaxed));
+        *self.experts.lock().unwrap_or_else(PoisonError::into_inner) = counts;
     }
 
     /// The stage computes nothing more for this lane.
@@ -113,22 +103,12 @@ impl Meter {
             0 => 0,
             since => lane_us.saturating_sub(since - 1),
         };
-        let experts = self.experts.each_ref().map(|count| count.load(Relaxed));
-        let [device_rows, copy_rows, host_rows, sent_bytes, host_waited_us, host_computed_us] =
-            experts;
         Reading {
             busy_us: self.busy_us.load(Relaxed) + computing_us,
             lane_us,
             computing_us,
             ubatches_done: self.ubatches_done.load(Relaxed),
-            experts: ExpertCounts {
-                device_rows,
-                copy_rows,
-                host_rows,
-                sent_bytes,
-                host_waited_us,
-                host_computed_us,
-            },
+            experts: *self.experts.lock().unwrap_or_else(PoisonError::into_inner),
             queue_len: self.queue_len.load(Relaxed),
             wire_bytes_in: self.wire_bytes_in.load(Relaxed),
             wire_bytes_out: self.wire_bytes_out.load(Relaxed),
