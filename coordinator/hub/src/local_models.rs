@@ -9,6 +9,7 @@ use super::folder::{self, Filed};
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::ModelName;
 use super::own_folder::{FOLDERS, Own};
+use super::part::{NOTE, PART};
 use super::remote::RELAY;
 use super::resolver::HEADS;
 use super::settings::Settings;
@@ -31,6 +32,8 @@ pub struct Row {
     pub store: &'static str,
     /// Path of the first file.
     pub path: PathBuf,
+    /// Whether a request has had it fetched, so that it counts in `--pull-budget`.
+    pub on_request: bool,
     /// Why it cannot be used.
     pub wrong: Option<String>,
 }
@@ -82,7 +85,8 @@ pub fn list(
             .sum();
         let (name, quant, store) = (stored.name, stored.quant, stored.store);
         let (licence, last_used, wrong) = (None, None, None);
-        rows.push(Row { name, quant, size, licence, last_used, store, path, wrong });
+        let on_request = false;
+        rows.push(Row { name, quant, size, licence, last_used, store, path, on_request, wrong });
     }
     Ok(rows)
 }
@@ -91,7 +95,8 @@ fn of_dir(model: Filed, check: &dyn Fn(&Path) -> Result<(), String>) -> Row {
     let Filed { name, quant, paths, size, wrong } = model;
     let path = paths.into_iter().next().unwrap_or_default();
     let wrong = wrong.or_else(|| check(&path).err());
-    Row { name, quant, size, licence: None, last_used: None, store: FILED, path, wrong }
+    let on_request = false;
+    Row { name, quant, size, licence: None, last_used: None, store: FILED, path, on_request, wrong }
 }
 
 fn row(own: &Own, entry: &Entry) -> Option<Row> {
@@ -107,6 +112,7 @@ fn row(own: &Own, entry: &Entry) -> Option<Row> {
         last_used: Some(entry.last_used),
         store,
         path,
+        on_request: entry.on_request && entry.own_place().is_some(),
         wrong: None,
     })
 }
@@ -129,6 +135,11 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
         if let Some(hint) = filed() {
             return Err(not_ours(hint));
         }
+        if is_begun(&own, &name) {
+            let by = "it is not whole yet: wait until its download ends, or end it; brigade prune deletes what stays of one"
+                .to_string();
+            return Err(HubError::InUse { name: shown, by });
+        }
         return Err(not_ours("brigade models lists what is here; it deletes no files given by path and none of other programs".to_string()));
     };
     if let Some(Place::Elsewhere { path, .. }) = newest.files.first().map(|file| &file.place) {
@@ -146,6 +157,13 @@ pub fn remove(settings: &Settings, text: &Path, kept: &[String]) -> Result<Taken
         claims.push(own.claim(place, &shown)?);
     }
     take_entries(settings, &own, &states, &of_others(settings, &own)?)
+}
+
+/// Whether a part of a file of this name's repository is on the disk.
+fn is_begun(own: &Own, name: &ModelName) -> bool {
+    let ModelName::Hub(name) = name else { return false };
+    let of_repo = format!("hf/{}/", name.repo);
+    own.files().iter().any(|(place, _)| place.starts_with(&of_repo) && place.ends_with(PART))
 }
 
 /// Deletes models that were not used for `unused_s` seconds, and files of unfinished downloads. Without `yes` it only
@@ -304,7 +322,7 @@ fn leftovers<'e>(
     };
     let is_old = |meta: &std::fs::Metadata| mtime_ns(meta) / 1_000_000_000 <= before;
     let is_free = |place: &str| {
-        let target = place.strip_suffix(".part.json").or_else(|| place.strip_suffix(".part"));
+        let target = place.strip_suffix(NOTE).or_else(|| place.strip_suffix(PART));
         own.claim(relayed(place).or(target).unwrap_or(place), place).is_ok()
     };
     let files = own.files().into_iter();

@@ -186,9 +186,8 @@ impl Own {
     pub fn delete(&self, relative: &str) -> Result<(), HubError> {
         self.check(relative)?;
         let path = self.folder.join(relative);
-        let mut words: Vec<&str> = relative.split('/').collect();
         let outside = |why: &str| HubError::Outside { path: path.clone(), why: why.to_string() };
-        let name = words.pop().unwrap_or_default();
+        let (words, name) = words_of(relative);
         let error = |source: rustix::io::Errno| HubError::io("delete", &path)(source.into());
         let mut folders = vec![open_folder(CWD, &self.folder).map_err(error)?];
         for word in &words {
@@ -203,14 +202,25 @@ impl Own {
             return Err(outside("it is not a regular file"));
         }
         rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(error)?;
-        // A folder with something in it stays, by the system's own rule.
-        while let (Some(word), Some(_)) = (words.pop(), folders.pop()) {
-            let Some(parent) = folders.last() else { break };
-            if rustix::fs::unlinkat(parent, word, AtFlags::REMOVEDIR).is_err() {
-                break;
-            }
-        }
+        delete_empty(words, folders);
         Ok(())
+    }
+
+    /// Deletes the folders above a file that is not there, as far as they are empty. Like [`Own::delete`] it follows no link.
+    pub fn delete_empty_folders(&self, relative: &str) {
+        let Ok(own) = open_folder(CWD, &self.folder) else { return };
+        if self.check(relative).is_err() {
+            return;
+        }
+        let (mut words, _) = words_of(relative);
+        let mut folders = vec![own];
+        for word in &words {
+            let next = folders.last().and_then(|parent| open_folder(parent, Path::new(word)).ok());
+            let Some(next) = next else { break };
+            folders.push(next);
+        }
+        words.truncate(folders.len() - 1);
+        delete_empty(words, folders);
     }
 
     /// All plain files in it, with their sizes; links are not followed.
@@ -219,6 +229,24 @@ impl Own {
         walk(&self.folder, &self.folder, 0, &mut found);
         found.sort_by(|a, b| a.0.cmp(&b.0));
         found
+    }
+}
+
+/// The folders of a path, and its last word.
+fn words_of(relative: &str) -> (Vec<&str>, &str) {
+    let mut words: Vec<&str> = relative.split('/').collect();
+    let name = words.pop().unwrap_or_default();
+    (words, name)
+}
+
+/// Deletes opened folders from the innermost on, as far as they are empty. `folders` has the one that holds the first of
+/// `words` before all others. A folder with something in it stays, by the system's own rule.
+fn delete_empty(mut words: Vec<&str>, mut folders: Vec<OwnedFd>) {
+    while let (Some(word), Some(_)) = (words.pop(), folders.pop()) {
+        let Some(parent) = folders.last() else { break };
+        if rustix::fs::unlinkat(parent, word, AtFlags::REMOVEDIR).is_err() {
+            break;
+        }
     }
 }
 
@@ -302,6 +330,10 @@ mod tests {
         fs::write(own.folder().join("x/y/b.gguf"), "b").unwrap();
         own.delete("x/y/b.gguf").unwrap();
         assert!(!own.folder().join("x").exists() && own.folder().exists());
+        fs::create_dir_all(own.folder().join("x/y")).unwrap();
+        own.delete_empty_folders("hf/link/x.gguf");
+        own.delete_empty_folders("x/y/z/c.gguf");
+        assert!(!own.folder().join("x").exists() && own.folder().join("hf/u/r").exists());
         for bad in [
             "hf/link/secret.gguf",
             "hf/up/secret.gguf",

@@ -141,13 +141,15 @@ impl PartFile {
     }
 }
 
+/// The ending of parts of files.
+pub const PART: &str = ".part";
+/// The ending of what is noted about a part.
+pub const NOTE: &str = ".part.json";
+
 /// Names of a part and of what stands beside it.
 pub fn paths(target: &Path) -> (PathBuf, PathBuf) {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    (
-        target.with_file_name(format!("{name}.part")),
-        target.with_file_name(format!("{name}.part.json")),
-    )
+    (target.with_file_name(format!("{name}{PART}")), target.with_file_name(format!("{name}{NOTE}")))
 }
 
 /// Bytes that are there of a target, complete or not.

@@ -12,7 +12,7 @@ use super::huggingface::Resolved;
 use super::lock::{Entry, Lock, Place, mtime_ns, unix_now};
 use super::name::{HubName, ModelName};
 use super::own_folder::Own;
-use super::part::bytes_of;
+use super::part::{NOTE, PART, bytes_of};
 use super::pattern::{Pattern, asked};
 use super::resolver::{Found, Resolver, Watch, as_resolved, entry_name, own_places};
 use super::settings::Settings;
@@ -20,10 +20,6 @@ use super::{local_models, stores};
 
 /// A part of a file that nobody has written to for so long is no download that goes on.
 const PART_AT_REST_S: u64 = 600;
-
-/// The ending of parts of files, and of what is noted about them.
-const PART: &str = ".part";
-const NOTE: &str = ".part.json";
 
 /// Names that are open to requests, and the disk space for what they mean.
 #[derive(Debug)]
@@ -173,9 +169,9 @@ impl Pulls {
                 begun.iter().filter(|(name, _)| **name != plan.name).map(|(_, b)| b).collect();
             let busy: BTreeSet<&String> =
                 others.iter().flat_map(|b| &b.places).chain(&plan.places).collect();
-            let mut entries = self.entries()?;
+            let mut groups = self.groups()?;
             let mut sizes = BTreeMap::new();
-            for file in entries.iter().flat_map(|entry| &entry.files) {
+            for file in groups.iter().flatten().flat_map(|entry| &entry.files) {
                 if let Place::Own(place) = &file.place {
                     sizes.insert(place.clone(), file.size);
                 }
@@ -193,37 +189,60 @@ impl Pulls {
             if self.drop_one(&own, left, &mut stays) {
                 continue;
             }
-            entries.sort_by_key(|entry| used(entry));
-            entries.retain(|entry| entry.name != plan.name && !stays.contains(&entry.name));
-            let Some(oldest) = entries.first().map(|entry| entry.name.clone()) else {
+            groups.sort_by_key(|group| group.iter().map(used).max());
+            let may_go = |entry: &Entry| {
+                let is_of_it = own_places(entry).iter().any(|place| plan.places.contains(place));
+                entry.name != plan.name && !is_of_it && !stays.contains(&entry.name)
+            };
+            groups.retain(|group| group.iter().all(may_go));
+            let Some(oldest) = groups.first() else {
                 let (name, size) = (plan.name.clone(), plan.size);
                 return Err(HubError::BudgetInUse { name, size, budget: self.budget, taken });
             };
+            let names: BTreeSet<String> = oldest.iter().map(|entry| entry.name.clone()).collect();
             // What is asked for once and stays is not asked for again.
-            stays.insert(oldest.clone());
-            if let_go(&oldest) {
-                match local_models::let_go(&self.settings, &oldest) {
-                    Ok(bytes) => {
-                        tracing::info!(
-                            model = oldest,
-                            bytes,
-                            by = plan.name,
-                            "a model that a request had fetched was deleted: another one needs its room"
-                        );
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "a model that a request had fetched stays");
-                    }
-                }
+            stays.extend(names.iter().cloned());
+            if names.iter().all(|name| let_go(name)) {
+                names.iter().for_each(|name| self.drop_model(name, &plan.name));
             }
         }
     }
 
-    /// Models that requests have fetched, in all their states.
-    fn entries(&self) -> Result<Vec<Entry>, HubError> {
+    /// Deletes a model that nobody uses, for another one that needs its room.
+    fn drop_model(&self, model: &str, by: &str) {
+        match local_models::let_go(&self.settings, model) {
+            Ok(bytes) => tracing::info!(
+                model,
+                bytes,
+                by,
+                "a model that a request had fetched was deleted: another one needs its room"
+            ),
+            Err(error) => tracing::warn!(%error, "a model that a request had fetched stays"),
+        }
+    }
+
+    /// Models that requests have fetched, in all their states. Those with a file in common are one group: only all of them
+    /// together free it. What shares a file with a model that an operator has fetched takes no room of its own, and is left out.
+    fn groups(&self) -> Result<Vec<Vec<Entry>>, HubError> {
         let lock = Lock::read(&self.settings.data_dir)?;
         let is_requests = |entry: &Entry| entry.on_request && entry.own_place().is_some();
-        Ok(lock.models.into_iter().filter(is_requests).collect())
+        let (of_requests, others): (Vec<Entry>, Vec<Entry>) =
+            lock.models.into_iter().partition(is_requests);
+        let stay: BTreeSet<String> = others.iter().flat_map(own_places).collect();
+        let mut groups: Vec<Vec<Entry>> = Vec::new();
+        for entry in of_requests {
+            let places = own_places(&entry);
+            if places.iter().all(|place| stay.contains(place)) {
+                continue;
+            }
+            let has = |other: &Entry| own_places(other).iter().any(|place| places.contains(place));
+            let is_kin = |other: &Entry| other.name == entry.name || has(other);
+            let (kin, apart): (Vec<_>, Vec<_>) =
+                groups.into_iter().partition(|group| group.iter().any(is_kin));
+            groups = apart;
+            groups.push(kin.into_iter().flatten().chain([entry]).collect());
+        }
+        Ok(groups)
     }
 
     /// Ends of downloads of open names that nobody goes on with.
@@ -276,21 +295,22 @@ impl Pulls {
             None => resolver.obtained(&plan.asked, &plan.resolved, true),
         };
         let entry = entry.inspect_err(|error| {
-            if matches!(error, HubError::NoRoom { .. }) {
-                self.discard(plan);
-            }
+            let is_full = matches!(error, HubError::NoRoom { .. });
+            plan.places.iter().for_each(|place| self.let_go_of_part(place, is_full));
         })?;
         Lock::touch(&self.settings.data_dir, &entry);
         let held = entry.own_place().and_then(|place| resolver.own.held(place));
         Ok((resolver.found(&plan.asked, entry)?, held))
     }
 
-    /// Deletes the parts of a model that did not come whole: others need the disk.
-    fn discard(&self, plan: &Plan) {
+    /// Deletes the part of a file that did not come whole if others need the disk, and else if nothing of it is there. Folders
+    /// that are empty go with it.
+    fn let_go_of_part(&self, place: &str, is_full: bool) {
         let own = Own::new(&self.settings.folder);
-        for place in &plan.places {
+        if is_full || own.path(place).is_ok_and(|path| bytes_of(&path) == 0) {
             // Not all of them have been begun.
             let _ = (own.delete(&format!("{place}{PART}")), own.delete(&format!("{place}{NOTE}")));
+            own.delete_empty_folders(place);
         }
     }
 
@@ -459,6 +479,47 @@ mod tests {
         drop(held);
         pulls.make_room(&plan("Q4_0", 3 * SIZE), &used, &|_| true).unwrap();
         assert_eq!(here(&pulls), [] as [String; 0]);
+    }
+
+    #[test]
+    fn names_of_one_file_go_together_or_not_at_all() {
+        let (_scratch, settings) = scratch("kin");
+        put(&settings, "Q8_0", 1, true);
+        put(&settings, "Q6_K", 2, true);
+        // The same file by another name, which was used last.
+        let also = |quant: &str, of: &str, last_used: u64, on_request: bool| {
+            let lock = Lock::read(&settings.data_dir).unwrap();
+            let entry = lock.models.iter().find(|entry| entry.quant == of).unwrap().clone();
+            let (name, quant) = (format!("hf:u/r:{quant}"), quant.to_owned());
+            let entry = Entry { name, quant, usual: false, last_used, on_request, ..entry };
+            Lock::update(&settings.data_dir, |lock| lock.put(entry)).unwrap();
+        };
+        also("UD-Q8_0", "Q8_0", 9, true);
+        let pulls = pulls(&settings, 2 * SIZE);
+        let asked = std::cell::RefCell::default();
+        let note = |name: &str| {
+            let all: &mut Vec<String> = &mut asked.borrow_mut();
+            all.push(name.to_owned());
+            true
+        };
+        drop(pulls.make_room(&plan("Q4_0", SIZE), &by_time, &note).unwrap());
+        assert_eq!(
+            asked.take(),
+            ["hf:u/r:Q6_K"],
+            "the other file was used later, by one of its names"
+        );
+        let busy = |name: &str| name != "hf:u/r:UD-Q8_0";
+        pulls.make_room(&plan("Q4_0", 2 * SIZE), &by_time, &busy).unwrap_err();
+        assert_eq!(here(&pulls), ["hf:u/r:Q8_0", "hf:u/r:UD-Q8_0"]);
+        drop(pulls.make_room(&plan("Q4_0", 2 * SIZE), &by_time, &note).unwrap());
+        assert_eq!(asked.take(), ["hf:u/r:Q8_0", "hf:u/r:UD-Q8_0"]);
+        assert_eq!(here(&pulls), [] as [String; 0]);
+        // What shares its file with an operator's model frees nothing, and takes nothing.
+        put(&settings, "Q5_0", 1, true);
+        also("UD-Q5_0", "Q5_0", 1, false);
+        drop(pulls.make_room(&plan("Q4_0", 2 * SIZE), &by_time, &note).unwrap());
+        assert_eq!(asked.take(), [] as [String; 0]);
+        assert_eq!(here(&pulls), ["hf:u/r:Q5_0", "hf:u/r:UD-Q5_0"]);
     }
 
     #[test]

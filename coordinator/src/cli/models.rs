@@ -192,6 +192,7 @@ fn as_json(row: &Row) -> serde_json::Value {
         "last_used": row.last_used,
         "store": row.store,
         "path": row.path,
+        "on_request": row.on_request,
         "wrong": row.wrong,
     })
 }
@@ -205,7 +206,7 @@ fn cells(row: &Row, now: u64) -> Vec<String> {
         format_bytes(row.size),
         row.licence.clone().unwrap_or_else(nothing),
         used.unwrap_or_else(nothing),
-        row.store.to_string(),
+        if row.on_request { format!("{}, on request", row.store) } else { row.store.to_string() },
     ]
 }
 

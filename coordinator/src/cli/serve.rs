@@ -135,7 +135,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     speculation: SpeculateArgs,
     /// Where workers copy the states of running streams, so that less is computed again when a worker is lost: off,
-    /// buddy (the memory of the next worker of the line) or disk (each worker's own, under --cache-dir)
+    /// buddy (the memory of the next worker of the line) or disk (each worker's own: brigade worker --cache-dir says where)
     #[arg(long, value_enum, default_value_t = Checkpoint::Off, value_name = "WHERE")]
     checkpoint: Checkpoint,
     /// With --checkpoint: tokens of an answer after which a stream's recurrent states are copied again, in its prompt four

@@ -111,6 +111,10 @@ fn a_cold_name_is_fetched_once_for_all_who_want_it() {
     assert_eq!(machine.hub.sent(), model().len() as u64, "50 requests, each byte once");
     let listings = machine.hub.seen();
     assert_eq!(listings.iter().filter(|seen| seen.target.starts_with("/api/")).count(), 1);
+    assert!(machine.out(&["models"]).contains("on request"), "it counts in the budget");
+    let one = format!("/v1/models/{NAME}");
+    assert!(seen_by(&server, &loader, &one).contains("\"id\""), "a slash may stand as it is");
+    assert!(seen_by(&server, &plain, &one).contains("model_not_found"));
     for list in ["/v1/models", "/api/tags"] {
         assert!(seen_by(&server, &loader, list).contains(NAME), "{list}");
         assert!(!seen_by(&server, &plain, list).contains("hf:"), "{list}");
@@ -246,6 +250,7 @@ fn a_fetch_that_fails_is_a_clear_answer_and_leaves_nothing_wrong() {
     let wrong = ask(&server, &loader, "hf:user/repo:Q4_0");
     assert!(wrong.status == 503 && wrong.body.contains("cannot be loaded"), "{}", wrong.body);
     assert_eq!(machine.files("data/models"), [] as [String; 0], "nothing of it is kept");
+    assert!(!machine.dir.join("data/models/hf").exists(), "no folder either");
     let listed = machine.out(&["cluster", "models"]);
     assert!(listed.contains("not fetched") && listed.contains("has the hash"), "{listed}");
     // The same answer for a while, without asking the hub.
@@ -286,8 +291,11 @@ fn a_revoked_key_fetches_no_more() {
     });
     let last = lines.iter().rfind(|line| line.starts_with("data: {")).unwrap();
     assert!(last.contains("was revoked"), "{lines:?}");
-    machine.hub.mood(Mood::Good);
+    // The hub says nothing more, and does not keep others from fetching.
     until("the download ends", || !machine.out(&["cluster", "models"]).contains("fetching"));
+    let removed = machine.error(&["rm", NAME]);
+    assert!(removed.contains("is not whole yet"), "{removed}");
+    machine.hub.mood(Mood::Good);
     assert!(!seen_by(&server, &other, "/v1/models").contains("hf:"), "nobody wants it");
     // The part is gone on with.
     machine.hub.sent();

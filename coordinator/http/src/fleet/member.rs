@@ -283,9 +283,12 @@ impl Chosen {
             let within = until.saturating_duration_since(Instant::now());
             member.for_request(method, path, Wish { within, ..wish }).await
         };
+        let over =
+            |end: KeyEnd| ApiError::unauthorized(format!("the API key {end}: ask for another one"));
         tokio::select! {
-            app = needed => app,
-            end = ended(&force) => Err(ApiError::unauthorized(format!("the API key {end}: ask for another one"))),
+            // What a key waits for may end because the key does.
+            app = needed => app.map_err(|error| force.end().map_or(error, over)),
+            end = ended(&force) => Err(over(end)),
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) async fn list(
     })
 }
 
-/// Handles `GET /v1/models/{id}`: one model by name.
+/// Handles `GET /v1/models/{id}`: one model by name, whose slashes may stand as they are.
 pub(crate) async fn one(
     State(fleet): State<Fleet>,
     Extension(asks): Extension<Name>,

@@ -25,7 +25,7 @@ pub fn router(fleet: Fleet, hosts: Hosts, origins: Origins) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
-        .route("/v1/models/{id}", get(models::one))
+        .route("/v1/models/{*id}", get(models::one))
         .merge(beside())
         .route("/v1/streams/{id}", get(reconnect::read_on).delete(reconnect::cancel))
         .route("/health", get(status::health))

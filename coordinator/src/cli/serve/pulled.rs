@@ -36,6 +36,10 @@ const FAILED_FOR: Duration = Duration::from_secs(30);
 /// Most failures that are remembered.
 const MAX_FAILED: usize = 1000;
 
+/// How often it is looked whether somebody still wants what is fetched, and how long a download may take to end.
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(500);
+const STOPS_WITHIN: Duration = Duration::from_secs(2);
+
 /// A download's speed is told when it has run for this time.
 const MEASURED_AFTER: Duration = Duration::from_secs(1);
 
@@ -93,6 +97,11 @@ impl Job {
     fn is_for_nobody(&self) -> bool {
         let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         keys.values().all(|force| force.end().is_some())
+    }
+
+    /// Whether its download ends.
+    fn stops(&self, draining: &CancellationToken) -> bool {
+        draining.is_cancelled() || self.is_for_nobody()
     }
 }
 
@@ -334,11 +343,15 @@ impl Pulled {
     async fn run(self: Arc<Self>, job: Arc<Job>) {
         tracing::info!(model = job.text, "a request needs the model: it is fetched");
         let (pulled, of) = (self.clone(), job.clone());
-        let fetched = tokio::task::spawn_blocking(move || pulled.fetch(&of)).await;
-        let result = match fetched {
-            Ok(Ok((found, held))) => self.adopt(found, held).await,
-            Ok(Err(why)) => Err(why),
-            Err(error) => Err(NotLoaded::Never(format!("the download ended: {error}"))),
+        let fetching = tokio::task::spawn_blocking(move || pulled.fetch(&of));
+        let result = tokio::select! {
+            fetched = fetching => match fetched {
+                Ok(Ok((found, held))) => self.adopt(found, held).await,
+                Ok(Err(why)) => Err(why),
+                Err(error) => Err(NotLoaded::Never(format!("the download ended: {error}"))),
+            },
+            // The thread ends when the hub says something or is silent for too long. Others need not wait for that.
+            () = self.stopped(&job) => Err(NotLoaded::Fetching(job.progress.borrow().clone())),
         };
         {
             let mut state = self.state();
@@ -351,6 +364,14 @@ impl Pulled {
         }
         job.ended.send_replace(Some(result));
         self.go_on();
+    }
+
+    /// Waits until nobody wants a job's model any more, and a download that hears of it has had the time to end.
+    async fn stopped(&self, job: &Job) {
+        while !job.stops(&self.stable.door.draining) {
+            tokio::time::sleep(STOP_LOOK_EVERY).await;
+        }
+        tokio::time::sleep(STOPS_WITHIN).await;
     }
 
     /// Fetches a model, on a thread that may block.
@@ -478,6 +499,9 @@ fn told(error: HubError, how_far: Loading) -> NotLoaded {
         HubError::NoRepo { what, .. } => {
             NotLoaded::Missing(format!("the hub has no model {what} that this server may read"))
         }
+        HubError::Gated { repo, .. } => NotLoaded::Missing(format!(
+            "{repo} is gated at the hub, and this server's operator has not accepted its terms: ask for it, or for another model"
+        )),
         HubError::NoQuant { .. } | HubError::Incomplete { .. } | HubError::Name { .. } => {
             NotLoaded::Missing(text)
         }
@@ -533,6 +557,6 @@ impl Watch for Watcher<'_> {
     }
 
     fn stops(&self) -> bool {
-        self.draining.is_cancelled() || self.job.is_for_nobody()
+        self.job.stops(&self.draining)
     }
 }
