@@ -5,6 +5,7 @@ mod fetches;
 mod folder;
 mod front;
 mod grants;
+mod leaving;
 mod lines;
 mod models;
 mod on_demand;
@@ -44,7 +45,6 @@ use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use brigade_worker::prefixes::store::Sizes;
 use clap::{Args, ValueEnum};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::config::ConfigFile;
@@ -59,10 +59,8 @@ use crate::cli::running::interrupt::Interrupt;
 use crate::cli::running::keeping::KeepArgs;
 use crate::cli::running::session::{Joins, Session, SessionOptions};
 use front::{Front, FrontArgs};
+use leaving::wait_for_answers;
 use models::Models;
-
-/// How long running answers may take to end after the first signal.
-const GRACE: Duration = Duration::from_secs(20);
 
 /// A permanent error shows within this time, where workers need not be waited for. Only then does the server print
 /// that it listens. It answers `/health` before.
@@ -100,7 +98,7 @@ Examples:
 
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'
 
-The first SIGINT or SIGTERM lets running answers end within 20 s, the second cuts them.
+The first SIGINT or SIGTERM lets running answers end within --drain-within, the second cuts them.
 With --tls-cert, SIGHUP reads the certificate again.")]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -182,6 +180,10 @@ pub struct ServeArgs {
     /// With --load demand: most models that are loaded at once [default: as many as have room]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_loaded: Option<usize>,
+    /// How long running answers may take to end after the first SIGINT or SIGTERM, those of all models beside each other; then
+    /// they are cut. Such as 2m
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = units::duration)]
+    drain_within: Duration,
     #[command(flatten)]
     keep_args: KeepArgs,
     /// Type of the KV cache
@@ -332,8 +334,8 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
         reason = models.all_failed() => Err(anyhow::anyhow!(reason)),
     };
     draining.cancel();
-    let all_answered =
-        result.is_ok() && wait_for_answers(&mut serving.public, &mut interrupt).await;
+    let all_answered = result.is_ok()
+        && wait_for_answers(&mut serving.public, &mut interrupt, args.drain_within).await;
     let ended = models.end().await;
     if !all_answered {
         // Streams have had their last event; connections that are still open belong to clients that do not read.
@@ -435,17 +437,6 @@ fn prefix_config(data_dir: &DataDirArgs, keys: Option<KeyRing>) -> Option<Prefix
             None
         }
     }
-}
-
-/// Ends a server that has stopped: running answers get [`GRACE`]. Returns whether all of them ended.
-async fn wait_for_answers(server: &mut JoinHandle<()>, interrupt: &mut Interrupt) -> bool {
-    tracing::info!(seconds = GRACE.as_secs(), "no new requests; waiting for running answers");
-    tokio::select! {
-        _ = server => return true,
-        () = tokio::time::sleep(GRACE) => tracing::warn!("cutting answers that still run"),
-        () = interrupt.received() => tracing::warn!("second signal: cutting answers"),
-    }
-    false
 }
 
 /// Prints a line for the process that started the server. The server goes on if the output cannot be written.

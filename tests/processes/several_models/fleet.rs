@@ -52,7 +52,7 @@ impl Scratch {
         path.to_str().unwrap().to_owned()
     }
 
-    fn data(&self) -> String {
+    pub fn data(&self) -> String {
         self.folder.join("data").to_str().unwrap().to_owned()
     }
 }

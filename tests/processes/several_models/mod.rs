@@ -1,5 +1,6 @@
 //! Servers of several models, and nodes of several stages.
 
+pub mod crowds;
 pub mod fleet;
 pub mod fleet_plan;
 pub mod fleet_pool;

@@ -109,6 +109,11 @@ fn a_cold_name_is_fetched_once_for_all_who_want_it() {
     });
     assert!(texts.iter().all(|text| *text == texts[0] && text != ""), "{texts:?}");
     assert_eq!(machine.hub.sent(), model().len() as u64, "50 requests, each byte once");
+    let counted = |name: &str| server.metric(name);
+    assert_eq!(counted("brigade_model_fetches_total{outcome=\"done\"}"), 1.0);
+    assert_eq!(counted("brigade_model_fetched_bytes_total"), model().len() as f64);
+    let loads = format!("brigade_model_loads_total{{model=\"{NAME}\",outcome=\"done\"}}");
+    assert_eq!(counted(&loads), 1.0);
     let listings = machine.hub.seen();
     assert_eq!(listings.iter().filter(|seen| seen.target.starts_with("/api/")).count(), 1);
     assert!(machine.out(&["models"]).contains("on request"), "it counts in the budget");

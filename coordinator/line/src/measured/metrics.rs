@@ -276,6 +276,7 @@ fn describe_drafts() {
 }
 
 fn describe() {
+    super::models::describe();
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of requests that reached their first token");
     describe_counter!(REUSED_TOKENS, "Prompt tokens whose states were reused");
     describe_counter!(REPLAYS, "Times that a sequence went on after its line was lost");

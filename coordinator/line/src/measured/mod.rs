@@ -2,5 +2,6 @@
 
 pub mod meter;
 pub mod metrics;
+pub mod models;
 pub mod record;
 pub mod trace;

@@ -37,7 +37,7 @@ pub const VERSION_KEY: &str = "version";
 pub const CONFIG: &str = "config";
 
 /// Options of `serve` that are about the server as a whole: the others are a line's, and may stand with its model.
-const OF_THE_SERVER: [&str; 25] = [
+const OF_THE_SERVER: [&str; 26] = [
     "admin-listen",
     "allow-host",
     "allow-pull",
@@ -51,6 +51,7 @@ const OF_THE_SERVER: [&str; 25] = [
     "control",
     "cors",
     "data-dir",
+    "drain-within",
     "insecure-network",
     "journal",
     "listen",

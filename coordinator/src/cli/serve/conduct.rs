@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use brigade_cluster::{Seat, SeatId};
+use brigade_line::measured::models;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
@@ -187,6 +188,7 @@ impl Stable {
     pub(super) async fn end_line(&self, slot: &Slot, loaded: Option<Loaded>, why: &str) {
         let Some(loaded) = loaded else { return };
         tracing::info!(model = slot.name(), why, "the model is unloaded");
+        models::unloaded(slot.name());
         slot.is_left(&loaded);
         if let Err(error) = loaded.end().await {
             tracing::error!(error = format!("{error:#}"), "the end of a line");

@@ -12,6 +12,7 @@ use brigade_cluster::Pool;
 use brigade_http::{App, Coming, Door, Loader, MODEL_WITHIN, Member, NotLoaded, Wish};
 use brigade_line::admin::{ModelState, Refused};
 use brigade_line::health::Loading;
+use brigade_line::measured::models;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
@@ -300,6 +301,7 @@ impl Stable {
 
     /// A model's line could not be begun, or did not come up: those who wait for it are told.
     pub(super) fn failed(&self, slot: &Slot, reason: String) {
+        models::load_failed(slot.name());
         if slot.failed.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
             let quarantine = Some(slot.quarantine(&reason));
             let kept = self.change(slot, |standing| standing.quarantine = quarantine.clone());

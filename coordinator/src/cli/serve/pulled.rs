@@ -17,6 +17,7 @@ use brigade_line::admin::ModelState;
 use brigade_line::clock;
 use brigade_line::health::Loading;
 use brigade_line::keys::{Force, KeyRing};
+use brigade_line::measured::models::{self, Outcome};
 use brigade_worker::machine::memory;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -230,6 +231,7 @@ impl Pulled {
             );
         }
         let free = memory::available_bytes().map(|free| free.saturating_sub(memory::RESERVE_BYTES));
+        models::may_fetch();
         let pulls = Pulls::new(settings, base.allow.patterns.clone(), budget);
         let (state, opening) = (Mutex::default(), tokio::sync::Mutex::default());
         let pulled = Self { pulls, base, keys, shared, free, stable, state, opening };
@@ -357,6 +359,7 @@ impl Pulled {
             let mut state = self.state();
             state.order.ended(&job.text);
             state.jobs.remove(&job.text);
+            models::fetched(outcome(&result));
             if let Err(why) = &result {
                 tracing::warn!(model = job.text, why = said(why), "a model was not fetched");
                 state.note_failure(&job.text, why);
@@ -515,6 +518,15 @@ fn told(error: HubError, how_far: Loading) -> NotLoaded {
     }
 }
 
+/// How a fetch ended, to be counted.
+fn outcome(result: &Result<Member, NotLoaded>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Done,
+        Err(NotLoaded::Fetching(_) | NotLoaded::NoRoom) => Outcome::Stopped,
+        Err(_) => Outcome::Failed,
+    }
+}
+
 /// The reason in words, for operators.
 fn said(why: &NotLoaded) -> String {
     match why {
@@ -528,12 +540,21 @@ fn said(why: &NotLoaded) -> String {
     }
 }
 
+/// The bytes of a download.
+#[derive(Clone, Copy)]
+struct Flow {
+    /// When the first ones came.
+    since: Instant,
+    /// How many were there before, and are there now.
+    before: u64,
+    now: u64,
+}
+
 /// Tells the requests that wait how far a download is.
 struct Watcher<'j> {
     job: &'j Job,
     draining: CancellationToken,
-    /// When its first bytes came, and how many were there before.
-    begun: Mutex<Option<(Instant, u64)>>,
+    begun: Mutex<Option<Flow>>,
 }
 
 impl Watch for Watcher<'_> {
@@ -543,9 +564,12 @@ impl Watch for Watcher<'_> {
 
     fn show(&self, _what: &str, done: u64, total: u64) {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, before) = *begun.get_or_insert_with(|| (Instant::now(), done));
-        let took = at.elapsed();
-        let rate = done.saturating_sub(before) as f64 / took.as_secs_f64().max(1e-9);
+        let new = || Flow { since: Instant::now(), before: done, now: done };
+        let flow = begun.get_or_insert_with(new);
+        models::fetched_bytes(done.saturating_sub(flow.now));
+        flow.now = done;
+        let took = flow.since.elapsed();
+        let rate = done.saturating_sub(flow.before) as f64 / took.as_secs_f64().max(1e-9);
         let rate = Some(rate as u64).filter(|rate| took >= MEASURED_AFTER && *rate > 0);
         self.job.progress.send_replace(Loading {
             what: "fetching".to_owned(),

@@ -12,6 +12,7 @@ use brigade_http::{App, Door};
 use brigade_line::admin::ModelState;
 use brigade_line::handle::{Engine, Status};
 use brigade_line::health::Loading;
+use brigade_line::measured::models;
 use tokio::sync::watch;
 
 use super::app_without_line;
@@ -136,7 +137,9 @@ impl Loaded {
     /// Updates the times: when it was loaded, and when it was last in use.
     fn look(&mut self, now: Instant) {
         if self.took.is_none() && matches!(self.app.engine.status(), Status::Ready(_)) {
-            (self.took, self.used) = (Some(now - self.begun), now);
+            let took = now - self.begun;
+            models::loaded(self.app.text.name(), took);
+            (self.took, self.used) = (Some(took), now);
         }
         if self.is_used() {
             self.used = now;
@@ -156,6 +159,7 @@ impl Slot {
         standings: &Standings,
     ) -> anyhow::Result<Self> {
         let standing = standing_of(standings, &served);
+        models::on_demand(served.model.name());
         Ok(Self {
             at,
             goes_on: served.has_requests()?,
