@@ -16,15 +16,12 @@ use std::ops::Range;
 use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
+use brigade_worker::machine::memory::PROCESS_BYTES;
 
 use brigade_engine::device::VisitSpeeds;
 
 use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
 use super::{Capacity, Checkpoint, PlanSettings};
-
-/// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
-/// of the transport, the allocator's slack.
-pub const PROCESS_BYTES: u64 = 96 << 20;
 
 /// Bytes of copies that wait to be sent, and of those of a neighbour that have arrived.
 const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;
