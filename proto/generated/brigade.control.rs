@@ -20,7 +20,7 @@ pub struct Capabilities {
     /// Compute threads used unless Prepare names another number.
     #[prost(uint32, tag = "6")]
     pub threads: u32,
-    /// Bytes a stage may take: --memory, or the memory that the machine or its cgroup leaves.
+    /// Bytes a stage may take: --memory, or the memory that the machine or its cgroup leaves. With node: an equal part.
     #[prost(uint64, tag = "7")]
     pub memory_limit: u64,
     /// Bytes free right now, the loaded stage counted as free.
@@ -56,6 +56,33 @@ pub struct Capabilities {
     /// The host beside the GPU that computes, where routed experts may lie with it; absent: nowhere.
     #[prost(message, optional, tag = "18")]
     pub host: ::core::option::Option<HostPart>,
+    /// The memory that it shares with other workers; absent: it has its own.
+    #[prost(message, optional, tag = "19")]
+    pub node: ::core::option::Option<NodePart>,
+}
+/// The memory of a node, as its stages have it. Each of them is a worker, and may take what the others leave.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodePart {
+    /// Names the node: equal ones of one machine share this memory.
+    #[prost(uint64, tag = "1")]
+    pub node: u64,
+    /// Workers that share it.
+    #[prost(uint32, tag = "2")]
+    pub stages: u32,
+    /// Bytes that all of them may take together, that they have now with their processes, and the worker's part of these.
+    #[prost(uint64, tag = "3")]
+    pub memory_limit: u64,
+    #[prost(uint64, tag = "4")]
+    pub memory_granted: u64,
+    #[prost(uint64, tag = "5")]
+    pub memory_own: u64,
+    /// The same of the host's memory beside a GPU that has its own; 0: nothing is apart.
+    #[prost(uint64, tag = "6")]
+    pub host_limit: u64,
+    #[prost(uint64, tag = "7")]
+    pub host_granted: u64,
+    #[prost(uint64, tag = "8")]
+    pub host_own: u64,
 }
 /// The host's memory and speed beside a GPU.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -596,6 +623,9 @@ pub struct HealthReply {
     pub expert_wait_us: u64,
     #[prost(uint64, tag = "27")]
     pub host_expert_us: u64,
+    /// As that of Capabilities, now.
+    #[prost(message, optional, tag = "28")]
+    pub node: ::core::option::Option<NodePart>,
 }
 /// Bytes and number of the records of prefixes on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

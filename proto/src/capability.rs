@@ -1,8 +1,9 @@
 //! Checks of workers' capabilities at the handshake, before any layer is placed.
 
-use crate::control::{Capabilities, Feature, KvType, WireType};
+use crate::control::{Capabilities, Feature, KvType, NodePart, WireType};
 use crate::limits::{
-    MAX_ABILITIES, MAX_CLAIMED_SPEED, MAX_CLAIMED_THREADS, MAX_MEMORY_BYTES, MAX_NAME_BYTES,
+    MAX_ABILITIES, MAX_CLAIMED_SPEED, MAX_CLAIMED_STAGES, MAX_CLAIMED_THREADS, MAX_MEMORY_BYTES,
+    MAX_NAME_BYTES,
 };
 use crate::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 
@@ -106,6 +107,14 @@ pub fn check_claims(caps: &Capabilities) -> Result<(), Incompatible> {
     possible(is_possible, "capabilities.memory_limit", limit, bytes)?;
     let bytes = format!("at most the limit, {limit} bytes,");
     possible(free <= limit, "capabilities.memory_free", free, bytes)?;
+    if let Some(NodePart { memory_limit: shared, stages, .. }) = caps.node {
+        let bytes = format!("{limit} to {MAX_MEMORY_BYTES} bytes");
+        let is_possible = (limit..=MAX_MEMORY_BYTES).contains(&shared);
+        possible(is_possible, "capabilities.node.memory_limit", shared, bytes)?;
+        let is_possible = (1..=MAX_CLAIMED_STAGES).contains(&stages);
+        let expected = format!("1 to {MAX_CLAIMED_STAGES}");
+        possible(is_possible, "capabilities.node.stages", stages, expected)?;
+    }
     let is_possible = (1..=MAX_CLAIMED_THREADS).contains(&caps.threads);
     let threads = format!("1 to {MAX_CLAIMED_THREADS}");
     possible(is_possible, "capabilities.threads", caps.threads, threads)?;
@@ -252,11 +261,15 @@ mod tests {
         }
     }
 
+    fn node(stages: u32, memory_limit: u64) -> Option<NodePart> {
+        Some(NodePart { stages, memory_limit, ..NodePart::default() })
+    }
+
     #[test]
     fn absurd_claims_are_named() {
         assert_eq!(check_claims(&worker()), Ok(()));
         type Change = fn(&mut Capabilities);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 14] = [
             ("gb_per_second is NaN", |c| c.gb_per_second = f64::NAN),
             ("gb_per_second is inf", |c| c.gb_per_second = f64::INFINITY),
             ("gb_per_second is 0", |c| c.gb_per_second = 0.0),
@@ -265,6 +278,8 @@ mod tests {
             ("memory_limit is 0", |c| c.memory_limit = 0),
             ("memory_limit is 18446744073709551615", |c| c.memory_limit = u64::MAX),
             ("memory_free is 1073741825", |c| c.memory_free = (1 << 30) + 1),
+            ("node.memory_limit is 1", |c| c.node = node(2, 1)),
+            ("node.stages is 65", |c| c.node = node(65, 1 << 31)),
             ("threads is 0", |c| c.threads = 0),
             ("threads is 4294967295", |c| c.threads = u32::MAX),
             ("architectures is 257", |c| c.architectures = vec!["x".into(); 257]),

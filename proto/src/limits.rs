@@ -143,6 +143,8 @@ pub const MAX_ABILITIES: usize = 256;
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Compute threads that a worker may claim.
 pub const MAX_CLAIMED_THREADS: u32 = 65_536;
+/// Most stages that a worker's node may claim to have.
+pub const MAX_CLAIMED_STAGES: u32 = 64;
 /// The speed that a worker may claim, in 10^9 bytes or operations a second: a hundred times that of today's fastest
 /// machines.
 pub const MAX_CLAIMED_SPEED: f64 = 1e9;

@@ -64,6 +64,7 @@ fn planned(facts: &ModelFacts, cap: u64) -> Plan {
         link: None,
         host: Some(host),
         holds: 0..0,
+        node: None,
     };
     let settings = PlanSettings {
         ctx: POSITIONS,

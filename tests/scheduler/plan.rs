@@ -47,6 +47,7 @@ pub fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
         link: None,
         host: None,
         holds: 0..0,
+        node: None,
     };
     (0..n).map(worker).collect()
 }
@@ -324,6 +325,7 @@ fn servers(gbps: f64) -> Vec<WorkerFacts> {
         link,
         host: None,
         holds: 0..0,
+        node: None,
     };
     (0..8).map(server).collect()
 }
@@ -464,6 +466,7 @@ fn keeping_sequences_changes_no_order() {
         link: None,
         host: None,
         holds: 0..0,
+        node: None,
     };
     let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];
     let settings = PlanSettings { ctx: 256, max_seqs: 4, keep: 0, ..PlanSettings::default() };

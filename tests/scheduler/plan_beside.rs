@@ -42,6 +42,7 @@ fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
         link: None,
         host,
         holds: 0..0,
+        node: None,
     }
 }
 

@@ -32,6 +32,7 @@ fn workers(n: usize) -> Vec<WorkerFacts> {
         link: None,
         host: None,
         holds: 0..0,
+        node: None,
     };
     (0..n).map(worker).collect()
 }

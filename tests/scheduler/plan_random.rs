@@ -70,6 +70,7 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
             link,
             host: None,
             holds: 0..0,
+            node: None,
         };
         all.into_iter().enumerate().map(facts).collect()
     })

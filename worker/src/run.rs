@@ -22,6 +22,7 @@ use crate::host;
 use crate::identity::credentials::Secure;
 use crate::identity::membership::MembershipError;
 use crate::loading::load::Loader;
+use crate::machine::ledger::{Amount, Ledger, LedgerError};
 use crate::machine::memory;
 use crate::machine::pace::Pace;
 use crate::machine::reading_threads::{Pool, PoolError};
@@ -89,11 +90,9 @@ pub enum WorkerError {
     /// The memory limit cannot be found out.
     #[error("cannot tell how much memory is free on this system: give --memory")]
     MemoryUnknown,
-    /// Several stages share a GPU, and no memory limit is given.
-    #[error(
-        "the stages of a node share their GPU's memory: give --memory, for all of them together"
-    )]
-    GpuUnshared,
+    /// The node's memory cannot be shared.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
     /// The ready line cannot be written.
     #[error("cannot write the ready line to standard output: {0}")]
     Ready(io::Error),
@@ -114,6 +113,38 @@ async fn open_prefixes(config: &Config) -> Result<Option<Prefixes>, WorkerError>
     Ok(Some(Prefixes::new(store)))
 }
 
+/// The memory that stages may take: that of the node, where the worker is one of its stages.
+fn ledger(config: &Config, backend: &dyn StageBackend) -> Result<Ledger, WorkerError> {
+    let of_place =
+        if backend.has_own_memory() { config.gpu_memory_bytes } else { config.host_memory_bytes };
+    let left = |free: u64| free.saturating_sub(memory::RESERVE_BYTES);
+    let measured = || backend.free_bytes().map(left);
+    let limit = config.memory_bytes.or(of_place).or_else(measured);
+    let limit = limit.ok_or(WorkerError::MemoryUnknown)?;
+    // Stages have equal parts of what is said for records and for copies of experts.
+    let stages = config.share.map_or(1, |share| share.of) as u64;
+    let records = config.prefixes.ram.saturating_mul(stages);
+    // Records lie in the host's memory.
+    let limit = if backend.has_own_memory() { limit } else { limit.saturating_sub(records) };
+    // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
+    let has_host = backend.abilities().host.is_some();
+    let copies = if has_host { config.expert_cache_bytes.saturating_mul(stages) } else { 0 };
+    let stage = limit.saturating_sub(copies);
+    let host = if backend.has_own_memory() && has_host {
+        let free = || memory::available_bytes().map(left);
+        let limit = config.host_memory_bytes.or_else(free).ok_or(WorkerError::MemoryUnknown)?;
+        limit.saturating_sub(records)
+    } else {
+        0
+    };
+    let limit = Amount { stage, host };
+    match config.share.and_then(|share| Some((share, share.inherited?))) {
+        Some((share, files)) => Ok(Ledger::of_node(files.ledger, share, limit)?),
+        // A stage that shares no ledger has an equal part.
+        None => Ok(Ledger::alone(Amount { stage: stage / stages, host: host / stages })),
+    }
+}
+
 /// A worker that is bound and does not serve yet.
 pub struct Bound {
     listener: Listener,
@@ -131,43 +162,9 @@ impl Bound {
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
-        let of_place = if backend.has_own_memory() {
-            config.gpu_memory_bytes
-        } else {
-            config.host_memory_bytes
-        };
-        let memory_limit = match config.memory_bytes.or(of_place) {
-            Some(nbytes) => nbytes,
-            None if config.share.is_some() && backend.has_own_memory() => {
-                return Err(WorkerError::GpuUnshared);
-            }
-            None => backend
-                .free_bytes()
-                .ok_or(WorkerError::MemoryUnknown)?
-                .saturating_sub(memory::RESERVE_BYTES),
-        };
-        // Records lie in the host's memory.
-        let memory_limit = if backend.has_own_memory() {
-            memory_limit
-        } else {
-            memory_limit.saturating_sub(config.prefixes.ram)
-        };
-        // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
-        let memory_limit = match backend.abilities().host {
-            Some(_) => memory_limit.saturating_sub(config.expert_cache_bytes),
-            None => memory_limit,
-        };
-        let host_limit = if backend.has_own_memory() && backend.abilities().host.is_some() {
-            let told = config.host_memory_bytes;
-            let free =
-                || memory::available_bytes().map(|n| n.saturating_sub(memory::RESERVE_BYTES));
-            let limit = told.or_else(free).ok_or(WorkerError::MemoryUnknown)?;
-            Some(limit.saturating_sub(config.prefixes.ram))
-        } else {
-            None
-        };
+        let ledger = ledger(&config, &*backend)?;
         let loader = Loader {
-            host_limit,
+            ledger,
             model_files: config.model_files,
             backend,
             hashes: HashStore::new(cache.dir(), pool.clone()),
@@ -175,7 +172,6 @@ impl Bound {
             pool,
             host_id: host::host_id(),
             instance: host::instance(),
-            memory_limit,
         };
         let secure = Secure::of(&config).await?;
         let listen = listen_address(&config).await?;

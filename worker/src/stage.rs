@@ -73,7 +73,8 @@ impl EngineBackend {
     /// # Errors
     /// The device or the op table in the settings does not run here, or the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
-        let turns = config.share.and_then(|share| share.turns).map(Turns::open).transpose();
+        let turns = config.share.and_then(|share| share.inherited);
+        let turns = turns.map(|files| Turns::open(files.turns)).transpose();
         let turns = turns.unwrap_or_else(|error| {
             tracing::error!(%error, "the stages of this machine cannot take turns: they compute at the same time");
             None

@@ -40,6 +40,6 @@ pub use local::LocalOptions;
 pub use members::conn::WorkerError;
 pub use members::facts::worker_facts;
 pub use members::own_name::{OwnName, OwnNameError};
-pub use pool::{Demand, PlannedLine, Pool, Seat, SeatId, Standing, planned};
+pub use pool::{Demand, PlannedLine, Pool, Seat, SeatId, Standing, free, planned};
 pub use reconcile::{DEFAULT_REPLACE_AFTER, DEFAULT_SLOW_AFTER};
 pub use start::{Cluster, ask, start};

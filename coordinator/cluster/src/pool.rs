@@ -6,6 +6,7 @@
 //! so that no two lines wait for each other's workers.
 
 mod lend;
+mod nodes;
 mod planned;
 mod state;
 mod task;
@@ -26,7 +27,7 @@ use crate::members::conn::Conn;
 use crate::members::join::{self, Host};
 use crate::members::own_name::{OwnName, bound_id};
 use crate::pki::Pki;
-pub use planned::{PlannedLine, Standing, planned};
+pub use planned::{PlannedLine, Standing, free, planned};
 use state::State;
 pub use state::{Returned, SeatId, Want};
 use task::Task;

@@ -209,8 +209,11 @@ pub struct NodeStatus {
     pub busy_share: Option<f64>,
     /// Bytes of its process.
     pub memory_used: Option<u64>,
-    /// Bytes that it may use.
+    /// Bytes that it may use. Of a stage of a node: an equal part of the node's.
     pub memory_limit: Option<u64>,
+    /// The memory of its node, if it is one of several stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_memory: Option<NodeMemory>,
     /// Bytes of its stage, by memory.
     #[serde(default)]
     pub bytes: Option<StageBytes>,
@@ -224,6 +227,15 @@ pub struct NodeStatus {
     pub device: Option<String>,
     /// Why it is not there.
     pub why: Option<String>,
+}
+
+/// The memory that stages of a node share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeMemory {
+    /// Bytes that all stages may take.
+    pub limit: u64,
+    /// Bytes that they have, with their processes.
+    pub granted: u64,
 }
 
 /// Bytes of a stage by device.

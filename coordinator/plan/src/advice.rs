@@ -83,7 +83,8 @@ impl Case<'_> {
     fn one_more_worker(&self) -> Option<u64> {
         let mut workers = self.workers.to_vec();
         let speed = workers.last()?.clone();
-        workers.push(WorkerFacts { memory: 0, link: None, host: None, holds: 0..0, ..speed });
+        let (link, host, node) = Default::default();
+        workers.push(WorkerFacts { memory: 0, link, host, holds: 0..0, node, ..speed });
         let mut fits = |memory: u64| {
             if let Some(last) = workers.last_mut() {
                 last.memory = memory;

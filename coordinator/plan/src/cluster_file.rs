@@ -8,6 +8,7 @@
 //! gops = 2000.0           # matrix multiplication, 10^9 operations a second
 //! link = { gbps = 1.2, latency_us = 150.0 }   # optional: to the next worker
 //! count = 3               # optional: as many equal ones
+//! stages = 2              # optional: a node with so many stages, which share its memory
 //! # optional: of a worker on a GPU, the host for routed experts: what does not fit on the GPU, all, or those of so many layers
 //! host = { memory = "128G", gbps = 60.0, gops = 1500.0, experts = "auto" }
 //! ```
@@ -15,7 +16,7 @@
 use serde::Deserialize;
 
 use super::MAX_WORKERS;
-use super::facts::{HostExperts, HostFacts, LinkFacts, WorkerFacts};
+use super::facts::{HostExperts, HostFacts, LinkFacts, NodeFacts, WorkerFacts};
 use super::units::parse_bytes;
 
 /// An error in a cluster file.
@@ -53,6 +54,7 @@ struct Entry {
     gops: f64,
     link: Option<Link>,
     count: Option<usize>,
+    stages: Option<usize>,
     host: Option<Host>,
 }
 
@@ -97,14 +99,34 @@ pub fn parse_cluster_file(text: &str) -> Result<Vec<WorkerFacts>, ClusterFileErr
     let mut workers = Vec::new();
     for entry in file.worker {
         let count = entry.count.unwrap_or(1);
-        if workers.len().saturating_add(count) > MAX_WORKERS {
-            return Err(ClusterFileError::Count(workers.len().saturating_add(count)));
+        let stages = entry.stages.unwrap_or(1);
+        let all = workers.len().saturating_add(count.saturating_mul(stages));
+        if all > MAX_WORKERS {
+            return Err(ClusterFileError::Count(all));
         }
         for _ in 0..count {
-            workers.push(entry.facts(workers.len())?);
+            let worker = entry.facts(workers.len())?;
+            match stages {
+                1 => workers.push(worker),
+                _ => workers.extend(stages_of(&worker, workers.len(), stages)),
+            }
         }
     }
     if workers.is_empty() { Err(ClusterFileError::Count(0)) } else { Ok(workers) }
+}
+
+/// The stages of a node: `lab.1` and so on. Each has an equal part, and may have all that the others leave.
+fn stages_of(node: &WorkerFacts, first: usize, stages: usize) -> impl Iterator<Item = WorkerFacts> {
+    let host = node.host.and_then(|host| host.memory);
+    let facts = NodeFacts { node: first as u64, left: node.memory, host_left: host.unwrap_or(0) };
+    let each = stages as u64;
+    (1..=stages).map(move |number| WorkerFacts {
+        name: format!("{}.{number}", node.name),
+        memory: facts.left / each,
+        host: node.host.map(|h| HostFacts { memory: host.map(|bytes| bytes / each), ..h }),
+        node: Some(facts),
+        ..node.clone()
+    })
 }
 
 impl Entry {
@@ -120,6 +142,9 @@ impl Entry {
             Size::Text(text) => parse_bytes(text).map_err(|e| fail(format!("{what}: {e}"))),
         };
         let memory = bytes("memory", &self.memory)?;
+        if self.stages == Some(0) {
+            return Err(fail("it has 0 stages, and must have one at least".to_owned()));
+        }
         let positive = |what: &str, value: f64| {
             let good = value.is_finite() && value > 0.0;
             if good { Ok(value) } else { Err(fail(format!("{what} is {value}, not above 0"))) }
@@ -159,7 +184,8 @@ impl Entry {
                 },
             }),
         };
-        Ok(WorkerFacts { name: name.clone(), memory, gbps, gops, link, host, holds: 0..0 })
+        let (name, holds, node) = (name.clone(), 0..0, None);
+        Ok(WorkerFacts { name, memory, gbps, gops, link, host, holds, node })
     }
 }
 
@@ -191,6 +217,18 @@ mod tests {
     }
 
     #[test]
+    fn stages_of_a_node_share_its_memory() {
+        let text = "[[worker]]\nname = \"lab\"\nmemory = \"48G\"\ngbps = 8\ngops = 9\nstages = 3\n\
+                    [[worker]]\nmemory = \"8G\"\ngbps = 8\ngops = 9";
+        let workers = parse_cluster_file(text).unwrap();
+        let names: Vec<_> = workers.iter().map(|w| w.name.as_str()).collect();
+        assert_eq!(names, ["lab.1", "lab.2", "lab.3", "worker 3"]);
+        assert_eq!((workers[1].memory, workers[1].node.unwrap().left), (16 << 30, 48 << 30));
+        assert_eq!(workers[0].node, workers[2].node);
+        assert_eq!(workers[3].node, None);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let worker = |rest: &str| format!("[[worker]]\nname = \"w\"\n{rest}");
         for (text, says) in [
@@ -200,6 +238,8 @@ mod tests {
             (worker("memory = 1\ngbps = 0.0\ngops = 1.0"), "gbps is 0"),
             (worker("memory = 1\ngbps = 1.0\ngops = nan"), "gops is NaN"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 300"), "300 workers"),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 150\nstages = 2"), "300 workers"),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\nstages = 0"), "0 stages"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\nlayers = 3"), "layers"),
         ] {
             let error = parse_cluster_file(&text).unwrap_err().to_string();

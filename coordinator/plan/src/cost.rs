@@ -15,15 +15,12 @@ use std::ops::Range;
 use brigade_spec::pages_of_rows;
 use brigade_worker::copies::store::{ENTRY_BYTES, LAYER_BYTES};
 use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
+use brigade_worker::machine::memory::PROCESS_BYTES;
 
 use super::facts::{DraftFacts, ModelFacts, WorkerFacts};
 use super::layer_sums::LayerSums;
 use super::layer_time::{LayerTimes, slower};
 use super::{Capacity, Checkpoint, PlanSettings};
-
-/// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
-/// of the transport, the allocator's slack.
-pub const PROCESS_BYTES: u64 = 96 << 20;
 
 /// Bytes of copies that wait to be sent, and of those of a neighbour that have arrived.
 const ON_THEIR_WAY: u64 = (QUEUE_BYTES + IN_QUEUE_BYTES) as u64;

@@ -220,7 +220,7 @@ impl std::fmt::Display for SequenceBytes {
 pub struct WorkerFacts {
     /// The worker's name, for explanations.
     pub name: String,
-    /// Bytes it may use.
+    /// Bytes it may use. Of a stage of a node: an equal part of the node's.
     pub memory: u64,
     /// Memory read, 10^9 bytes a second.
     pub gbps: f64,
@@ -234,6 +234,20 @@ pub struct WorkerFacts {
     /// Layers whose weights are in its memory already; empty: none.
     #[serde(skip)]
     pub holds: Range<usize>,
+    /// The node whose memory it shares with other stages; `None`: it has memory of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeFacts>,
+}
+
+/// The memory of a node, for a line that has one or several of its stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct NodeFacts {
+    /// The node's number: equal ones share memory.
+    pub node: u64,
+    /// Bytes that the line's stages on the node may take together.
+    pub left: u64,
+    /// The same of the host's memory beside a GPU with memory of its own.
+    pub host_left: u64,
 }
 
 impl WorkerFacts {

@@ -12,7 +12,8 @@
 //! - `facts` is the planner's input; `from_gguf` and `cluster_file` read it. `cost` computes time and memory of
 //!   layers.
 //! - `cuts` finds the best cuts, `manual_cuts` takes the operator's, `kept_weights` leaves weights where they are.
-//! - `capacity` sizes the KV cache, and `place` chooses all of it together. `predict` runs the plan in the simulator.
+//! - `capacity` sizes the KV cache, `place` chooses all of it together, and `nodes` says how much of a node's memory
+//!   each of its stages is planned with. `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
 
 mod advice;
@@ -31,6 +32,7 @@ mod kept_weights;
 mod layer_sums;
 mod layer_time;
 mod manual_cuts;
+mod nodes;
 mod place;
 mod predict;
 mod units;
@@ -43,12 +45,13 @@ use serde::Serialize;
 
 pub use advice::Advice;
 pub use balance::Balance;
+pub use brigade_worker::machine::memory::PROCESS_BYTES;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
-pub use cost::{PROCESS_BYTES, StageMemory, StageTime};
+pub use cost::{StageMemory, StageTime};
 pub use error::{PlanError, Shortage};
 pub use facts::{
-    DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, SequenceBytes,
-    WorkerFacts,
+    DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, NodeFacts,
+    SequenceBytes, WorkerFacts,
 };
 pub use manual_cuts::HandCut;
 pub use predict::Prediction;
@@ -263,10 +266,12 @@ pub fn plan(
     settings: &PlanSettings,
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
-    let mut costs = cost::Costs::new(model, workers, settings);
-    costs.drafting_slows = place::drafting_slows(&costs);
-    let placement = place::place(&costs)?;
-    Ok(describe::describe(&costs, placement))
+    nodes::with_least_parts(workers, |workers| {
+        let mut costs = cost::Costs::new(model, workers, settings);
+        costs.drafting_slows = place::drafting_slows(&costs);
+        let placement = place::place(&costs)?;
+        Ok(describe::describe(&costs, placement))
+    })
 }
 
 /// Places `model` on `workers` as `cut` says, in the given order.
@@ -280,9 +285,11 @@ pub fn plan_by_hand(
     cut: &HandCut,
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
-    let costs = cost::Costs::new(model, workers, settings);
-    let placement = manual_cuts::place(&costs, cut)?;
-    Ok(describe::describe(&costs, placement))
+    nodes::with_least_parts(workers, |workers| {
+        let costs = cost::Costs::new(model, workers, settings);
+        let placement = manual_cuts::place(&costs, cut)?;
+        Ok(describe::describe(&costs, placement))
+    })
 }
 
 /// [`plan`], or [`plan_by_hand`] over the first workers that `cut` names; those beyond them are spare.

@@ -64,5 +64,21 @@ fn each_model_is_shown_with_the_machines_that_it_would_be_lent() {
     assert!(wide["never"].as_str().is_some_and(|why| why.contains("1 of 2 workers")), "{shown}");
 }
 
-pub const TESTS: &[brigade_harness::Test] =
-    brigade_harness::tests![waits: each_model_is_shown_with_the_machines_that_it_would_be_lent;];
+fn stages_of_a_node_share_its_memory() {
+    let scratch = Scratch::new("plan-node");
+    // Work memory for so many rows makes it as large as a model of 250 MiB.
+    let large = "load = \"demand\"\nctx = 512\nmax-seqs = 4\nubatch = 8192";
+    let small = "load = \"demand\"\nctx = 512\nmax-seqs = 4";
+    let models = [("large", None, large), ("other", None, large), ("small", None, small)];
+    let shown = plan(&scratch, &models, &["780M\"\nstages = 3 # \""]);
+    let of = |at: usize, field: &str| shown["models"][at][field].clone();
+    assert_eq!(of(0, "workers"), json!(["m0.1"]), "{shown}");
+    assert_eq!(of(1, "in_turns_with"), json!(["large"]), "{shown}");
+    assert_eq!(of(2, "workers").as_array().map(Vec::len), Some(1), "{shown}");
+    let free = shown["free"].as_array().unwrap();
+    let bytes = |at: usize| of(at, "bytes").as_u64().unwrap();
+    assert_eq!(free.len(), 1, "{shown}");
+    assert_eq!(free[0][1].as_u64(), Some((780 << 20) - bytes(0) - bytes(2)), "what both leave");
+}
+
+pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![waits: each_model_is_shown_with_the_machines_that_it_would_be_lent, stages_of_a_node_share_its_memory;];

@@ -44,7 +44,8 @@ impl Fleet {
         }
     }
 
-    fn status(&self, model: &str) -> Value {
+    /// A model's line, as an operator sees it.
+    pub fn status(&self, model: &str) -> Value {
         let url = self.server.admin(&format!("/admin/cluster?model={model}"));
         let answer: Value = serde_json::from_str(&get(&url).unwrap().body).unwrap();
         answer["status"].clone()

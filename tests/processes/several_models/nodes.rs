@@ -1,12 +1,15 @@
 //! A worker that is a node: a process for each stage of its machine.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use brigade_tests::process::{Running, is_alive, run, signal};
 use brigade_tests::secure::READY;
 
-use crate::several_models::fleet::{PATIENCE, Scratch, stream, wait_for_models};
+use serde_json::Value;
+
+use crate::several_models::fleet::{PATIENCE, Scratch, said, stream, wait_for_models, words};
 use crate::several_models::fleet_pool::{Fleet, long, while_both_answer};
 
 /// How often something is looked at that takes a while.
@@ -14,7 +17,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A node called `lab` with two stages, in a fleet.
 fn join(fleet: &Fleet) -> Running {
-    let more = ["--memory", "2G", "--speed", "20,200", "--stages", "2"];
+    join_with(fleet, "2", "2G")
+}
+
+/// A node called `lab` with so many stages and so much memory.
+fn join_with(fleet: &Fleet, stages: &str, memory: &str) -> Running {
+    let more = ["--memory", memory, "--speed", "20,200", "--stages", stages];
     let args = fleet.cluster.worker_args("lab", Some(&fleet.token), &more);
     Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
 }
@@ -63,6 +71,56 @@ fn a_node_has_a_process_for_each_model() {
     // However the node ends, its stages do.
     signal("KILL", node.pid());
     wait("the stages end with their node", || !is_alive(again) && !is_alive(other));
+}
+
+/// Bytes that the stages of the only node have beside three processes, as all of them say it.
+fn granted(fleet: &Fleet, model: &str) -> Vec<u64> {
+    let status = fleet.status(model);
+    let nodes = status["nodes"].as_array().into_iter().flatten();
+    let of = |node: &Value| Some(node["node_memory"]["granted"].as_u64()? - 3 * (96 << 20));
+    nodes.filter_map(of).collect()
+}
+
+fn a_model_may_have_most_of_its_node() {
+    let scratch = Scratch::new("node-ledger");
+    // Work memory for so many rows makes it as large as a model of 250 MiB.
+    let large = "load = \"demand\"\nctx = 512\nmax-seqs = 4\nubatch = 8192";
+    let small = "load = \"demand\"\nctx = 512\nmax-seqs = 4";
+    let models = [("large", None, large), ("other", None, large), ("small", None, small)];
+    let fleet = Fleet::start(&scratch.config(&models));
+    // A third of it is too little for a large one, and the whole for two.
+    let node = join_with(&fleet, "3", "780M");
+    let answer = said(&fleet.server, "large", 1);
+    assert_eq!(fleet.line("large").len(), 1, "one stage has it");
+    let is = |model: &'static str, heard: usize, has: RangeInclusive<u64>| {
+        move |fleet: &Fleet| {
+            let granted = granted(fleet, model);
+            granted.len() == heard && granted.iter().all(|bytes| has.contains(&(bytes >> 20)))
+        }
+    };
+    // Its process counts as well: it is more than a third.
+    fleet.wait("all three have joined, and one has the model", is("large", 3, 180..=215));
+    // What it leaves is enough for a small one.
+    assert_eq!(said(&fleet.server, "small", 1)[1], answer[1]);
+    let loaded = || -> Vec<String> {
+        let words = words(&fleet.server).into_iter();
+        words.filter(|(_, word)| word == "loaded").map(|(name, _)| name).collect()
+    };
+    assert_eq!(loaded(), ["large", "small"]);
+    // Another large one takes the place of the first.
+    assert_eq!(said(&fleet.server, "other", 1)[1], answer[1]);
+    assert_eq!(loaded(), ["other", "small"]);
+    // Its stage and the small one's; not what the first one had as well. The line does not hear of the small one's.
+    let both = 200..=250;
+    fleet.wait("what the first one had has come back", is("other", 2, both.clone()));
+    // The one that has it is killed: what it had comes back, and the model is loaded again.
+    let stage = fleet.line("other")[0].replace("lab.", "") + "/3";
+    let killed = process_of(&node, &stage).unwrap();
+    signal("KILL", killed);
+    fleet.wait("the line is up again", |fleet| fleet.down("other") >= 1.0);
+    assert_eq!(said(&fleet.server, "other", 1)[1], answer[1]);
+    fleet.wait("it has as much as before", is("other", 2, both));
+    assert_eq!(loaded(), ["other", "small"]);
 }
 
 /// Connections of the process to others that are not closed.
@@ -134,6 +192,6 @@ fn what_a_node_cannot_share_is_refused_at_once() {
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
+    waits: a_model_may_have_most_of_its_node, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
         what_a_node_cannot_share_is_refused_at_once;
 ];

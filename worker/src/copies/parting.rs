@@ -7,13 +7,14 @@
 //! until the coordinator says that all sequences have their states.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use brigade_engine::batch::CopyName;
 
 use super::store::{Budget, Store};
+use crate::machine::ledger::{Held, Ledger};
 
 /// How long a stage may take to copy states: sequences that were not begun by then are computed again.
 pub const COPY_WITHIN: Duration = Duration::from_secs(3);
@@ -26,6 +27,8 @@ pub struct Parting {
     /// Recurrent states of the stage that stays.
     pub rests: Arc<Store>,
     budget: Arc<Budget>,
+    /// The memory that was granted for them.
+    held: Mutex<Option<Held>>,
     /// A ubatch has named positions, and it has not been said yet that the copies are not needed any more.
     awaited: AtomicBool,
 }
@@ -43,7 +46,8 @@ impl Default for Parting {
     fn default() -> Self {
         let budget = Arc::<Budget>::default();
         let store = || Arc::new(Store::new(budget.clone()));
-        Self { whole: store(), rests: store(), budget, awaited: AtomicBool::new(false) }
+        let (held, awaited) = Default::default();
+        Self { whole: store(), rests: store(), budget, held, awaited }
     }
 }
 
@@ -61,6 +65,14 @@ impl Parting {
     /// Bytes they may take.
     pub fn limit(&self) -> u64 {
         self.budget.limit()
+    }
+
+    /// Takes memory for the copies of `states` bytes, as far as there is `room`, and sets that as their limit.
+    pub fn allow(&self, ledger: &Ledger, states: u64, room: u64) {
+        let mut held = self.held();
+        *held = None;
+        *held = ledger.beside_up_to(states, room);
+        self.fit(held.as_ref().map_or(0, |held| held.amount().stage));
     }
 
     /// Sets the limit of the copies' bytes. Copies that have no room any more are dropped, sequence by sequence.
@@ -106,6 +118,11 @@ impl Parting {
     pub fn clear(&self) {
         self.awaited.store(false, Ordering::Relaxed);
         self.retain(&HashSet::new());
+        *self.held() = None;
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::order::{Content, Order};
 use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
+use crate::machine::ledger::{Amount, Held, Lacking, Ledger};
 use crate::machine::reading_threads::Pool;
 use crate::weights::cache::{BlobState, Cache, CacheError, CachedBlob};
 use crate::weights::hashes::{HashStore, hinted_state};
@@ -43,10 +44,8 @@ pub struct Loader {
     pub host_id: String,
     /// Number of this start of the worker ([`crate::host::instance`]).
     pub instance: u64,
-    /// Bytes a stage may take.
-    pub memory_limit: u64,
-    /// Bytes that experts may take of the host's memory, where a stage lies elsewhere and they may lie there.
-    pub host_limit: Option<u64>,
+    /// What stages may take, and experts of the host's memory where a stage lies elsewhere and they may lie there.
+    pub ledger: Ledger,
 }
 
 /// Facts about an order's bytes before it is loaded.
@@ -78,8 +77,22 @@ pub struct Found {
 pub struct Room {
     /// Free bytes of memory.
     pub nbytes: u64,
+    /// Bytes that the stage was granted.
+    pub taken: u64,
     /// Layers that it has and goes on with.
     pub has: Range<usize>,
+}
+
+/// The result of loading ahead.
+pub struct LoadedAhead {
+    /// The weights, by layer.
+    pub kept: KeptWeights,
+    /// Their bytes in memory.
+    pub nbytes: u64,
+    /// Bytes that were read for them.
+    pub read_bytes: u64,
+    /// The memory for them and the stage.
+    pub held: Held,
 }
 
 /// A model's header and its open files.
@@ -99,7 +112,7 @@ impl Loader {
     /// Looks for the order's bytes, those of tensors in memory (`held`) apart, and checks that its stage fits.
     ///
     /// # Errors
-    /// NoMemory, Unsupported, BadMessage (the manifest is not the stage's), Io.
+    /// NoMemory, Busy (other stages of the node have the memory), Unsupported, BadMessage (the manifest is not the stage's), Io.
     pub fn locate(
         &self,
         order: &Order,
@@ -194,8 +207,7 @@ impl Loader {
     }
 
     /// Loads the weights that an order's stage lacks, beside the layers that are there, while those are computed.
-    /// Returns it, its bytes in memory, and those that were read for it. Between two tensors it ends early once
-    /// `given_up` is cancelled.
+    /// Between two tensors it ends early once `given_up` is cancelled.
     ///
     /// # Errors
     /// NoMemory, saying how much is lacking, and else as [`Loader::load`].
@@ -206,7 +218,7 @@ impl Loader {
         room: Room,
         given_up: &CancellationToken,
         progress: Box<dyn FnMut(u64) + Send>,
-    ) -> Result<(KeptWeights, u64, u64), Failure> {
+    ) -> Result<LoadedAhead, Failure> {
         let Found { model, weights, needs, .. } = found;
         let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
         if nbytes > room.nbytes {
@@ -216,6 +228,8 @@ impl Loader {
             );
             return Err(Failure::refusal(FailureKind::NoMemory, why));
         }
+        let both = Amount { stage: room.taken.saturating_add(nbytes), host: 0 };
+        let held = self.ledger.stage(both).map_err(|lacking| busy(order, lacking))?;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         let read = Arc::new(AtomicU64::new(0));
         let progress = counting(read.clone(), progress);
@@ -223,7 +237,7 @@ impl Loader {
             BuildOrder { model, weights: weights.clone(), spec: order.spec.clone(), progress };
         let kept = self.backend.load_ahead(build, room.has)?;
         weights.check_unchanged().map_err(unreadable)?;
-        Ok((kept, nbytes, read.load(Ordering::Relaxed)))
+        Ok(LoadedAhead { kept, nbytes, read_bytes: read.load(Ordering::Relaxed), held })
     }
 
     /// Bytes in memory of some of an order's layers.
@@ -396,35 +410,68 @@ impl Loader {
     fn check_memory(&self, order: &Order, needs: &StageNeeds) -> Result<(), Failure> {
         let StageNeeds { weight_bytes, state_bytes, .. } = *needs;
         let copy_bytes = order.copy_bytes();
-        let total = weight_bytes.saturating_add(state_bytes).saturating_add(copy_bytes);
-        if total <= self.memory_limit {
-            return self.check_host_memory(order, needs.host_bytes);
+        let total = self.amount(order, needs).stage;
+        let (limit, most) = (self.ledger.limit().stage, self.ledger.most().stage);
+        if total <= limit {
+            return self.check_host_memory(order, needs);
+        }
+        let (begin, end) = (order.spec.layer_begin, order.spec.layer_end);
+        if total <= most {
+            let why = format!(
+                "layers [{begin}, {end}) take {total} bytes, and the other stages of this node leave {limit} of {most}: unload \
+                 another model, or give it fewer layers"
+            );
+            return Err(Failure::refusal(FailureKind::Busy, why));
         }
         let why = format!(
-            "layers [{}, {}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
-             state for {} sequences and {} KV pages, {copy_bytes} of checkpoints) and this worker may use {}: give it fewer \
+            "layers [{begin}, {end}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
+             state for {} sequences and {} KV pages, {copy_bytes} of checkpoints) and this worker may use {most}: give it fewer \
              layers, less context, or more --memory",
-            order.spec.layer_begin,
-            order.spec.layer_end,
-            order.spec.max_seqs,
-            order.spec.n_blocks,
-            self.memory_limit
+            order.spec.max_seqs, order.spec.n_blocks,
         );
         Err(Failure::refusal(FailureKind::NoMemory, why))
     }
 
     /// The same as [`Loader::check_memory`], for experts in the host's memory beside a GPU.
-    fn check_host_memory(&self, order: &Order, host_bytes: u64) -> Result<(), Failure> {
-        let Some(limit) = self.host_limit.filter(|limit| host_bytes > *limit) else {
+    fn check_host_memory(&self, order: &Order, needs: &StageNeeds) -> Result<(), Failure> {
+        let host_bytes = self.amount(order, needs).host;
+        let (limit, most) = (self.ledger.limit().host, self.ledger.most().host);
+        if host_bytes <= limit {
             return Ok(());
-        };
+        }
+        let kind = if host_bytes <= most { FailureKind::Busy } else { FailureKind::NoMemory };
         let why = format!(
             "experts of layers [{}, {}) take {host_bytes} bytes of the host's memory, with their work memory, and this worker may use \
              {limit} of it: give it fewer layers, leave more experts on the GPU, or give the machine more memory",
             order.spec.layer_begin, order.spec.layer_end
         );
-        Err(Failure::refusal(FailureKind::NoMemory, why))
+        Err(Failure::refusal(kind, why))
     }
+
+    /// The memory of an order's stage, by place.
+    fn amount(&self, order: &Order, needs: &StageNeeds) -> Amount {
+        let StageNeeds { weight_bytes, state_bytes, host_bytes, .. } = *needs;
+        let total = weight_bytes.saturating_add(state_bytes).saturating_add(order.copy_bytes());
+        // Experts that lie in one memory with the rest are among the weights.
+        let is_apart = self.ledger.most().host > 0;
+        Amount { stage: total, host: if is_apart { host_bytes } else { 0 } }
+    }
+
+    /// Takes the memory of an order's stage from what the node has; all of its layers are known to fit there.
+    ///
+    /// # Errors
+    /// Busy: another stage of the node was faster.
+    pub fn grant(&self, order: &Order, needs: &StageNeeds) -> Result<Held, Failure> {
+        let held = self.ledger.stage(self.amount(order, needs));
+        held.map_err(|lacking| busy(order, lacking))
+    }
+}
+
+/// The failure of a stage whose memory another stage of the node took.
+fn busy(order: &Order, lacking: Lacking) -> Failure {
+    let (begin, end) = (order.spec.layer_begin, order.spec.layer_end);
+    let why = format!("no memory for layers [{begin}, {end}): {lacking}; try again later");
+    Failure::refusal(FailureKind::Busy, why)
 }
 
 /// The result of loading.

@@ -9,6 +9,10 @@ use brigade_proto::failure::{Failure, FailureKind};
 /// Left to the process itself and the rest of the machine when `--memory` is not given.
 pub const RESERVE_BYTES: u64 = 256 << 20;
 
+/// Memory of a worker's process beside weights, caches and work memory for rows: code, stacks, buffers of the
+/// transport, the allocator's slack.
+pub const PROCESS_BYTES: u64 = 96 << 20;
+
 /// Bytes free for this process now, without swapping: `MemAvailable`, or the bytes that its cgroups (v2, or v1's
 /// memory controller) leave. The page cache counts as free. `None` where that cannot be known.
 pub fn available_bytes() -> Option<u64> {

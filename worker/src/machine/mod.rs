@@ -1,5 +1,7 @@
-//! A process's share of its machine: memory, threads, files, calls of strangers, its share of a node and its turns.
+//! A process's share of its machine: memory, threads, files, calls of strangers; of a node, its stage, its turns and
+//! what it has of the memory.
 
+pub mod ledger;
 pub mod memory;
 pub mod pace;
 pub mod reading_threads;

@@ -1,26 +1,23 @@
-//! Divides a node's resources among its stages: each stage is a worker with a share of them.
+//! Divides a node's resources among its stages: each stage is a worker with a share of them. Memory is not divided: a
+//! ledger has it.
 
 use brigade_proto::address::Address;
 
 use crate::config::{Config, ConfigError, Secured, bad};
 use crate::machine::share::Share;
 
-/// The settings of a stage, of those of its node: an address and a name of its own, and as much of memory and records as the
-/// others. Threads and CPUs are for all of them, in turn.
+/// The settings of a stage, of those of its node: an address and a name of its own, and as much room for records as the
+/// others. Memory is for all of them, as each needs it; threads and CPUs are for all of them, in turn.
 ///
 /// # Errors
 /// There is too little of something for so many.
 pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
-    let each = |bytes: Option<u64>| bytes.map(|bytes| bytes / share.of as u64);
     let mut stage = Config {
         listen: node.listen.map(|listen| address(share, "--listen", listen)).transpose()?,
         advertise: match node.advertise {
             Some(advertise) => Some(address(share, "--advertise", advertise)?),
             None => None,
         },
-        memory_bytes: each(node.memory_bytes),
-        gpu_memory_bytes: each(node.gpu_memory_bytes),
-        host_memory_bytes: each(node.host_memory_bytes),
         exit_with_stdin: true,
         share: Some(share),
         ..node
@@ -65,6 +62,7 @@ fn address(share: Share, option: &'static str, node: Address) -> Result<Address,
 mod tests {
     use super::*;
     use crate::config::RawConfig;
+    use crate::prefixes::store::Sizes;
 
     fn dealt(raw: RawConfig, share: &str) -> Result<Config, String> {
         let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
@@ -79,7 +77,7 @@ mod tests {
             data_dir: Some("/data".into()),
             name: Some("lab".into()),
             memory: Some("12G".into()),
-            host_memory: Some("6G".into()),
+            prefixes: Sizes { ram: 3 << 30, disk: 0 },
             threads: Some(6),
             ..RawConfig::default()
         }
@@ -89,8 +87,8 @@ mod tests {
     fn a_stage_has_its_part_and_a_name_of_its_own() {
         let stage = dealt(raw(), "2/3").unwrap();
         assert_eq!(stage.listen, Some("10.0.0.2:7071".parse().unwrap()));
-        assert_eq!((stage.memory_bytes, stage.threads), (Some(4 << 30), Some(6)));
-        assert_eq!(stage.host_memory_bytes, Some(2 << 30));
+        assert_eq!((stage.memory_bytes, stage.threads), (Some(12 << 30), Some(6)));
+        assert_eq!(stage.prefixes.ram, 1 << 30);
         let (data_dir, name) = ("/data/stage-2".into(), "lab.2".to_owned());
         assert_eq!(stage.secured, Secured::Member { data_dir, token: None, name });
         assert!(stage.exit_with_stdin);
@@ -105,7 +103,7 @@ mod tests {
         );
         assert!(dealt(at("127.0.0.1:65534"), "1/3").unwrap_err().contains("name a lower one"));
         assert!(dealt(at("unix:/run/w"), "1/2").unwrap_err().contains("is one socket"));
-        for text in ["0/2", "3/2", "1", "1/65", "a/b", "1/2:3", "1/2:a,b"] {
+        for text in ["0/2", "3/2", "1", "1/65", "a/b", "1/2:3,4", "1/2:a,b,c", "1/2:3,4,5,6"] {
             assert!(dealt(raw(), text).is_err(), "{text}");
         }
     }

@@ -26,7 +26,8 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::machine::share::Share;
+use crate::machine::ledger::Book;
+use crate::machine::share::{Inherited, Share};
 use crate::machine::turns::Locks;
 use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
 use brigade_proto::task::joined;
@@ -49,9 +50,9 @@ pub enum NodeError {
     /// The program's own file cannot be opened or started.
     #[error("cannot start this program's own file for a stage: {0}")]
     Program(io::Error),
-    /// Stages could not take turns.
-    #[error("cannot make the locks by which the stages take turns: {0}")]
-    Turns(io::Error),
+    /// Stages could not take turns, or share the node's memory.
+    #[error("cannot make the locks and the ledger that the stages share: {0}")]
+    Shared(io::Error),
     /// A stage did not get ready, when it was started first.
     #[error("stage {share} ended before it was ready, with {status}; its log says why")]
     NotReady {
@@ -85,6 +86,8 @@ pub struct Node {
     stages: usize,
     /// The locks by which stages take turns.
     locks: Locks,
+    /// What each stage has of the node's memory.
+    ledger: Book,
     /// Measured speeds of the machine, once a stage has measured them.
     speeds: OnceLock<String>,
 }
@@ -97,8 +100,9 @@ impl Node {
     pub fn new(arguments: Vec<OsString>, stages: usize) -> Result<Self, NodeError> {
         // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
-        let locks = Locks::new().map_err(NodeError::Turns)?;
-        Ok(Self { program, arguments, stages, locks, speeds: OnceLock::new() })
+        let locks = Locks::new().map_err(NodeError::Shared)?;
+        let ledger = Book::new().map_err(NodeError::Shared)?;
+        Ok(Self { program, arguments, stages, locks, ledger, speeds: OnceLock::new() })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -114,8 +118,9 @@ impl Node {
         let (mode, told) = watch::channel(Mode::Run);
         let (turn, node, mut stages) = (Arc::new(Mutex::new(())), Arc::new(self), JoinSet::new());
         for number in 1..=node.stages {
-            let turns = Some(node.locks.inherited());
-            let share = Share { turns, ..Share::new(number, node.stages) };
+            let files =
+                Inherited { turns: node.locks.inherited(), ledger: node.ledger.inherited() };
+            let share = Share { inherited: Some(files), ..Share::new(number, node.stages) };
             let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
             stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
         }
@@ -200,6 +205,8 @@ impl Stage {
                 }
                 Err(status) => Some(status),
             };
+            // The process is gone, and with it what it had.
+            self.node.ledger.forget(self.share);
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
             }

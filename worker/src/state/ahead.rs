@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Resident, Worker, over};
 use crate::backend::KeptWeights;
 use crate::executor::gone;
-use crate::loading::load::{Loader, Room};
+use crate::loading::load::{LoadedAhead, Loader, Room};
 use crate::loading::order::{Order, StageKey};
+use crate::machine::ledger::Held;
 
 /// Weights for the next line's stage.
 pub(super) struct Ahead {
@@ -35,6 +36,8 @@ pub(super) struct AheadWeights {
     key: StageKey,
     pub(super) kept: KeptWeights,
     nbytes: u64,
+    /// The memory for them and the stage that computes.
+    pub(super) held: Held,
 }
 
 impl AheadWeights {
@@ -108,7 +111,7 @@ impl Worker {
             (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
         };
         tracing::info!(epoch, model = order.model_name, "prepare ahead");
-        let reply = self.locate(order.clone(), held.clone(), given_up).await?;
+        let (reply, _fits) = self.locate(order.clone(), held.clone(), given_up).await?;
         let mut inner = self.inner();
         let ahead = inner.ahead.as_mut().filter(|ahead| Arc::ptr_eq(&ahead.order, &order));
         let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
@@ -127,20 +130,19 @@ impl Worker {
         epoch: u64,
         progress: impl Fn(u64, u64) + Send + 'static,
     ) -> Result<LoadedFacts, Failure> {
-        let (order, has, in_memory, given_up, room) = {
+        let (order, given_up, in_memory, room) = {
             let mut inner = self.inner();
             let resident = inner.running(coordinator_id, epoch)?;
-            let room = self.room_beside(resident);
+            let (nbytes, taken) = (self.room_beside(resident), resident.held.amount().stage);
             let ahead = inner.ahead.as_ref().ok_or_else(|| {
                 Failure::refusal(FailureKind::WrongPhase, "call PrepareAhead first")
             })?;
-            let (has, in_memory) = (ahead.has.clone(), ahead.in_memory.clone());
-            (ahead.order.clone(), has, in_memory, ahead.given_up.clone(), room)
+            let room = Room { nbytes, taken, has: ahead.has.clone() };
+            (ahead.order.clone(), ahead.given_up.clone(), ahead.in_memory.clone(), room)
         };
         let started = Instant::now();
         let (loader, loading) = (self.loader.clone(), order.clone());
-        let had = Had { layers: has, tensors: in_memory };
-        let work = move || load(&loader, &loading, &had, room, &given_up, progress);
+        let work = move || load(&loader, &loading, &in_memory, room, &given_up, progress);
         let (weights, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
         let mut inner = self.inner();
@@ -171,7 +173,7 @@ impl Worker {
             facts.weight_bytes.saturating_add(facts.state_bytes.saturating_mul(2))
         });
         let copies = self.copies.nbytes();
-        self.loader.memory_limit.saturating_sub(taken.saturating_add(copies))
+        self.loader.ledger.limit().stage.saturating_sub(taken.saturating_add(copies))
     }
 }
 
@@ -190,22 +192,16 @@ fn stays(
     if !both.is_empty() && names.is_subset(held) { (both, names) } else { (0..0, HashSet::new()) }
 }
 
-/// Tensors of an order that a worker has in memory already.
-struct Had {
-    layers: Range<usize>,
-    /// Names of the tensors.
-    tensors: HashSet<String>,
-}
-
+/// Loads an order's stage apart from the tensors that are `in_memory`; returns the bytes that were read, too.
 fn load(
     loader: &Loader,
     order: &Order,
-    had: &Had,
-    room: u64,
+    in_memory: &HashSet<String>,
+    room: Room,
     given_up: &CancellationToken,
     progress: impl Fn(u64, u64) + Send + 'static,
 ) -> Result<(AheadWeights, u64), Failure> {
-    let found = loader.find(order, &had.tensors, given_up)?;
+    let found = loader.find(order, in_memory, given_up)?;
     let key = order.key(found.content.clone());
     let total = order.tensor_bytes();
     let mut done = 0;
@@ -213,9 +209,9 @@ fn load(
         done += nbytes;
         progress(done, total);
     });
-    let room = Room { nbytes: room, has: had.layers.clone() };
-    let (kept, nbytes, read_bytes) = loader.load_ahead(order, found, room, given_up, count)?;
-    Ok((AheadWeights { key, kept, nbytes }, read_bytes))
+    let loaded = loader.load_ahead(order, found, room, given_up, count)?;
+    let LoadedAhead { kept, nbytes, read_bytes, held } = loaded;
+    Ok((AheadWeights { key, kept, nbytes, held }, read_bytes))
 }
 
 /// Runs work that pins its thread: one of the runtime's would stay pinned.

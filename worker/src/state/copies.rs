@@ -317,6 +317,11 @@ impl Worker {
         let door = self.door(coordinator_id, *epoch, *slot)?;
         let room = door.room.saturating_sub(self.copies.parting.nbytes());
         let (limit, fetch_limit) = (door.limit, door.limit.min(room));
+        // A node's other stages may have less to spare.
+        let comes = request.sources.iter().any(|source| !source.address.is_empty());
+        let memory =
+            self.loader.ledger.beside_up_to(if comes { fetch_limit } else { 0 }, fetch_limit);
+        let fetch_limit = memory.as_ref().map_or(0, |memory| memory.amount().stage);
         let mut gathered = Gathered::default();
         for source in &request.sources {
             let layers = source.layer_begin..source.layer_end;

@@ -10,6 +10,7 @@ mod copies;
 mod lanes;
 mod prefixes;
 mod report;
+mod resident;
 mod retire;
 pub mod session;
 mod snapshots;
@@ -34,15 +35,17 @@ use brigade_proto::tls::{KeyId, Who};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{KeptWeights, StageNeeds, StageShape};
+use crate::backend::{BuiltFacts, KeptWeights, StageNeeds};
 use crate::executor::metrics::Meter;
 use crate::executor::output::ResultSender;
 use crate::executor::{Executor, Stuck, gone};
-use crate::loading::load::{Loaded, Loader};
-use crate::loading::order::{Order, StageKey};
+use crate::loading::load::Loader;
+use crate::loading::order::Order;
+use crate::machine::ledger::Held;
 use session::{Session, Taken, shown};
 
 use ahead::Ahead;
+use resident::{ReadyStage, Resident};
 
 /// A worker, shared by its services.
 pub struct Worker {
@@ -67,6 +70,8 @@ pub struct Worker {
 struct Inner {
     session: Session,
     order: Option<Arc<Order>>,
+    /// The memory that was granted for the order.
+    held: Option<Held>,
     /// For a worker beside a line, without an order: the keys of the line's workers.
     beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
@@ -79,25 +84,13 @@ struct Inner {
     meter: Arc<Meter>,
 }
 
-/// The contents of memory: a loaded stage, or the weights that were loaded before loading was given up.
-struct Resident {
-    key: StageKey,
-    executor: Executor,
-    stage: Option<ReadyStage>,
-}
-
-/// A stage that is loaded whole.
-struct ReadyStage {
-    shape: StageShape,
-    loaded: Loaded,
-}
-
 impl Worker {
     /// A worker that holds nothing yet; `stop` ends its lanes.
     pub fn new(loader: Loader, network: Network, stop: CancellationToken) -> Self {
         let inner = Inner {
             session: Session::default(),
             order: None,
+            held: None,
             beside: None,
             resident: None,
             ahead: None,
@@ -190,7 +183,7 @@ impl Worker {
         let order = Arc::new(order);
         let given_up = self.inner().epoch_over.clone();
         let located = match self.resident_serves(&order) {
-            Some(reply) => Ok(reply),
+            Some((reply, needs)) => self.loader.grant(&order, &needs).map(|memory| (reply, memory)),
             None => {
                 let held = self.in_memory(&order);
                 self.locate(order.clone(), held, given_up).await
@@ -202,29 +195,30 @@ impl Worker {
             Err(failure) => {
                 if current {
                     inner.session.release();
+                    inner.held = None;
                 }
                 Err(failure)
             }
             Ok(_) if !current => Err(over(epoch, &inner.session)),
-            Ok(reply) => {
-                inner.order = Some(order);
+            Ok((reply, held)) => {
+                (inner.order, inner.held) = (Some(order), Some(held));
                 inner.session.heartbeat(Instant::now(), coordinator_id, epoch);
                 Ok(reply)
             }
         }
     }
 
-    fn resident_serves(&self, order: &Order) -> Option<PrepareReply> {
+    /// The answer for an order that the stage in memory serves as it is, and what that has.
+    fn resident_serves(&self, order: &Order) -> Option<(PrepareReply, StageNeeds)> {
         let inner = self.inner();
         let resident = inner.resident.as_ref();
         let resident = resident.filter(|r| r.serves(order, &self.loader.host_id))?;
         let facts = &resident.stage.as_ref()?.loaded.facts;
-        Some(PrepareReply {
-            source: WeightSource::Resident.into(),
-            weight_bytes: facts.weight_bytes,
-            state_bytes: facts.state_bytes,
-            ..PrepareReply::default()
-        })
+        let BuiltFacts { weight_bytes, state_bytes, host_bytes, .. } = *facts;
+        let source = WeightSource::Resident.into();
+        let reply = PrepareReply { source, weight_bytes, state_bytes, ..PrepareReply::default() };
+        let needs = StageNeeds { weight_bytes, state_bytes, host_bytes, ..StageNeeds::default() };
+        Some((reply, needs))
     }
 
     /// Tensors of an order whose weights are in memory, those that were loaded ahead too.
@@ -243,25 +237,32 @@ impl Worker {
         resident.map_or_else(HashSet::new, |r| r.key.same_tensors(order, &self.loader.host_id))
     }
 
+    /// Where an order's bytes are, and the memory for its stage.
     async fn locate(
         &self,
         order: Arc<Order>,
         held: HashSet<String>,
         given_up: CancellationToken,
-    ) -> Result<PrepareReply, Failure> {
+    ) -> Result<(PrepareReply, Held), Failure> {
         let loader = self.loader.clone();
-        let located = blocking(move || loader.locate(&order, &held, &given_up)).await?;
+        let (located, memory) = blocking(move || {
+            let located = loader.locate(&order, &held, &given_up)?;
+            let memory = loader.grant(&order, &located.needs)?;
+            Ok((located, memory))
+        })
+        .await?;
         let missing = located.missing.into_iter().map(|(hash, nbytes, offset)| {
             let blake3 = hash.as_bytes().to_vec().into();
             MissingBlob { blob: Some(Blob { blake3, nbytes }), offset }
         });
-        Ok(PrepareReply {
+        let reply = PrepareReply {
             source: located.source.into(),
             needs_hashes: located.needs_hashes,
             missing: missing.collect(),
             weight_bytes: located.needs.weight_bytes,
             state_bytes: located.needs.state_bytes,
-        })
+        };
+        Ok((reply, memory))
     }
 
     /// Checks that a chunk belongs to the current epoch and to a blob of its order, and renews the
@@ -357,8 +358,14 @@ impl Worker {
         let (held, in_memory) = (self.held_tensors(order), self.in_memory(order));
         let (loader, finding, here, until) =
             (self.loader.clone(), order.clone(), in_memory.clone(), given_up.clone());
-        let found = blocking(move || loader.find(&finding, &here, &until)).await?;
-        let executor = self.emptied(order, &found.needs).await?;
+        let (found, memory) = blocking(move || {
+            let found = loader.find(&finding, &here, &until)?;
+            let memory = loader.grant(&finding, &found.needs)?;
+            Ok((found, memory))
+        })
+        .await?;
+        // What is there already counts until it has been taken apart.
+        let (executor, _before) = self.emptied(order, &found.needs).await?;
         let ahead = self.inner().ahead.take().and_then(Ahead::into_weights);
         let key = order.key(found.content.clone());
         let (loader, loading) = (self.loader.clone(), order.clone());
@@ -372,7 +379,9 @@ impl Worker {
         let left = rest.clone();
         let build = move |kept: &mut KeptWeights| {
             let count = Box::new(count);
+            let _until_built;
             if let Some(ahead) = ahead {
+                _until_built = ahead.held;
                 // Of the same name there may be another tensor in the stage.
                 kept.retain(&|tensor| held.contains(tensor));
                 kept.absorb(ahead.kept);
@@ -394,7 +403,7 @@ impl Worker {
                 (key.rest(&left), None, Some(failure))
             }
         };
-        self.inner().resident = Some(Resident { key, executor, stage });
+        self.inner().resident = Some(Resident { key, executor, stage, held: memory });
         failure.map_or(Ok(()), Err)
     }
 
@@ -416,21 +425,28 @@ impl Worker {
         stage.loaded.source = WeightSource::Resident;
         stage.loaded.read_bytes = 0;
         stage.loaded.kept_layers = (order.spec.layer_end - order.spec.layer_begin) as usize;
-        self.inner().resident = Some(resident);
+        let mut inner = self.inner();
+        // What was granted for the order; an earlier one may have had more copies.
+        resident.held = inner.held.take().unwrap_or(resident.held);
+        inner.resident = Some(resident);
         Ok(true)
     }
 
     /// The thread of the stage in memory, with no lane and no sequence left, or a new one. States that move stay, as
     /// far as there is room for them beside the stage that is there and beside the one that comes, which `needs` so
     /// much.
-    async fn emptied(&self, order: &Order, needs: &StageNeeds) -> Result<Executor, Failure> {
+    async fn emptied(
+        &self,
+        order: &Order,
+        needs: &StageNeeds,
+    ) -> Result<(Executor, Option<Held>), Failure> {
         let old = self.inner().resident.take();
         let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
         let later = needed.saturating_add(order.copy_bytes());
-        let room = self.loader.memory_limit.saturating_sub(later);
+        let room = self.loader.ledger.limit().stage.saturating_sub(later);
         let Some(resident) = old else {
-            self.copies.parting.fit(room);
-            return Executor::start();
+            self.copies.parting.fit(room.min(self.copies.parting.limit()));
+            return Ok((Executor::start()?, None));
         };
         let others = order.copy_bytes().saturating_add(self.inner().ahead_bytes());
         let keep = self.keep(&resident, others, false);
@@ -439,9 +455,9 @@ impl Worker {
             resident.executor.reset(Some(keep)).await.map_err(|stuck| self.end_with(stuck))?;
         if reset.is_err() {
             self.free(resident).await?;
-            return Executor::start();
+            return Ok((Executor::start()?, None));
         }
-        Ok(resident.executor)
+        Ok((resident.executor, Some(resident.held)))
     }
 
     /// Ends the epoch and frees its memory, that of a stage that is being loaded too.
@@ -546,35 +562,10 @@ impl Inner {
     fn begin_epoch(&mut self, stop: &CancellationToken) {
         self.epoch_over.cancel();
         self.epoch_over = stop.child_token();
-        self.order = None;
+        (self.order, self.held) = (None, None);
         self.beside = None;
         self.results = None;
         self.meter = Arc::default();
-    }
-}
-
-impl Resident {
-    fn serves(&self, order: &Order, host_id: &str) -> bool {
-        self.executor.is_alive() && self.stage.is_some() && self.key.serves(order, host_id)
-    }
-}
-
-impl ReadyStage {
-    fn facts(&self, order: &Order, seconds: f64) -> LoadedFacts {
-        let facts = &self.loaded.facts;
-        LoadedFacts {
-            source: self.loaded.source.into(),
-            weight_bytes: facts.weight_bytes,
-            state_bytes: facts.state_bytes,
-            kernels: facts.kernels.clone(),
-            threads: facts.threads,
-            seconds,
-            metadata_hash: order.header.0.as_bytes().to_vec().into(),
-            input_width: self.shape.input_width.unwrap_or(0),
-            output_width: self.shape.output_width.unwrap_or(0),
-            read_bytes: self.loaded.read_bytes,
-            kept_layers: self.loaded.kept_layers as u32,
-        }
     }
 }
 

@@ -4,13 +4,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use brigade_proto::control::{
-    Capabilities, Feature, HealthReply, HeldLayers, HostPart, Phase, PrefixRecords, WireType,
+    Capabilities, Feature, HealthReply, HeldLayers, HostPart, NodePart, Phase, PrefixRecords,
+    WireType,
 };
 use brigade_proto::failure::Failure;
 
+use super::resident::ReadyStage;
 use super::session::shown;
-use super::{Inner, ReadyStage, Worker};
+use super::{Inner, Worker};
 use crate::loading::order::StageKey;
+use crate::machine::ledger::{Amount, NodeMemory};
 use crate::machine::memory;
 use crate::prefixes::store::Used;
 
@@ -85,7 +88,7 @@ impl Worker {
     /// The worker's identity and capabilities, with its present memory.
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
-        let limit = self.loader.memory_limit;
+        let Amount { stage: limit, host: host_limit } = self.loader.ledger.part();
         let held = {
             let inner = self.inner();
             held(&inner).iter().sum::<u64>() + inner.ahead_bytes()
@@ -112,15 +115,31 @@ impl Worker {
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
             host: abilities.host.map(|host| HostPart {
-                memory_limit: self.loader.host_limit.unwrap_or(limit),
-                is_shared: self.loader.host_limit.is_none(),
+                memory_limit: if host_limit > 0 { host_limit } else { limit },
+                is_shared: host_limit == 0,
                 gb_per_second: host.speeds.gb_per_second,
                 gop_per_second: host.speeds.gop_per_second,
                 experts_before: host.experts_before,
                 sent_gb_per_second: host.sent_gb_per_second,
             }),
             features: self.features().map(i32::from).collect(),
+            node: self.node(),
         }
+    }
+
+    /// The memory of the node that this worker is a stage of.
+    fn node(&self) -> Option<NodePart> {
+        let NodeMemory { node, stages, limit, granted, own } = self.loader.ledger.node()?;
+        Some(NodePart {
+            node,
+            stages: stages as u32,
+            memory_limit: limit.stage,
+            memory_granted: granted.stage,
+            memory_own: own.stage,
+            host_limit: limit.host,
+            host_granted: granted.host,
+            host_own: own.host,
+        })
     }
 
     /// The answer to a heartbeat.
@@ -158,7 +177,7 @@ impl Worker {
             wire_bytes_in: reading.wire_bytes_in,
             wire_bytes_out: reading.wire_bytes_out,
             memory_used,
-            memory_limit: self.loader.memory_limit,
+            memory_limit: self.loader.ledger.part().stage,
             owner: session.owner().map_or_else(String::new, shown),
             memory_peak,
             weight_bytes,
@@ -172,6 +191,7 @@ impl Worker {
             expert_bytes_sent: experts.sent_bytes,
             expert_wait_us: experts.host_waited_us,
             host_expert_us: experts.host_computed_us,
+            node: self.node(),
             host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }

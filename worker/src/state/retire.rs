@@ -54,8 +54,10 @@ impl Worker {
     pub(super) fn keep(&self, resident: &Resident, others: u64, stays: bool) -> Keep {
         let facts = resident.stage.as_ref().map(|stage| &stage.loaded.facts);
         let held = facts.map_or(0, |facts| facts.weight_bytes.saturating_add(facts.state_bytes));
-        let room = self.loader.memory_limit.saturating_sub(held).saturating_sub(others);
-        self.copies.parting.fit(room);
+        let limit = self.loader.ledger.limit().stage;
+        let room = limit.saturating_sub(held).saturating_sub(others);
+        let states = facts.map_or(0, |facts| facts.state_bytes);
+        self.copies.parting.allow(&self.loader.ledger, states, room);
         Keep { parting: self.copies.parting.clone(), stays }
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::Worker;
 use crate::executor::gone;
 use crate::executor::jobs::Job;
+use crate::machine::ledger::{Held, Lacking};
 
 /// Patience with the other end of a transfer, and with the transfer before it.
 pub const STALL: Duration = Duration::from_millis(STATE_STALL_MS);
@@ -28,9 +29,20 @@ pub(super) struct Door {
     pub(super) room: u64,
 }
 
-/// A transfer's turn; the next one waits for its end.
+/// A transfer's turn, with the memory for an incoming state; the next one waits for its end.
 #[derive(Debug)]
-pub struct StateTurn(#[allow(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
+pub struct StateTurn {
+    #[allow(dead_code, reason = "held, not read")]
+    permit: OwnedSemaphorePermit,
+    #[allow(dead_code, reason = "held, not read")]
+    memory: Option<Held>,
+}
+
+/// The failure of a transfer for which the node has no memory.
+pub(super) fn no_room(lacking: Lacking) -> Failure {
+    let why = format!("no memory for a state on its way: {lacking}");
+    Failure::refusal(FailureKind::NoMemory, why)
+}
 
 impl Worker {
     /// The state of an open sequence.
@@ -54,7 +66,7 @@ impl Worker {
 
     pub(super) async fn state_turn(&self) -> Result<StateTurn, Failure> {
         match timeout(STALL, self.states.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => Ok(StateTurn(permit)),
+            Ok(Ok(permit)) => Ok(StateTurn { permit, memory: None }),
             // The semaphore is never closed.
             Ok(Err(_)) => Err(gone()),
             Err(_) => {
@@ -77,7 +89,9 @@ impl Worker {
         self.check_restore(head)?;
         let turn = self.state_turn().await?;
         // Waiting may have taken a while.
-        Ok((self.check_restore(head)?, turn))
+        let nbytes = self.check_restore(head)?;
+        let memory = self.loader.ledger.beside(nbytes as u64).map_err(no_room)?;
+        Ok((nbytes, StateTurn { memory: Some(memory), ..turn }))
     }
 
     fn check_restore(&self, head: &RestoreHead) -> Result<usize, Failure> {
@@ -138,7 +152,7 @@ impl Worker {
         let facts = &stage.loaded.facts;
         let limit = facts.sequence_bytes + tokens + SNAPSHOT_FRAME_BYTES;
         let held = facts.weight_bytes.saturating_add(facts.state_bytes);
-        let room = self.loader.memory_limit.saturating_sub(held);
+        let room = self.loader.ledger.limit().stage.saturating_sub(held);
         Ok(Door { jobs: resident.executor.jobs(), limit, room })
     }
 }

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use brigade_plan::{ModelFacts, least_bytes};
+use brigade_plan::{ModelFacts, NodeFacts, least_bytes};
 
 use crate::building::place;
 use crate::config::StageOptions;
+use crate::members::conn::Conn;
 use crate::members::member::Member;
+use crate::members::node_memory;
 use crate::reconcile::MemberId;
 use brigade_line::model::Model;
 
@@ -22,6 +24,8 @@ struct Question {
     least_ctx: Option<u32>,
     /// Each member with the serial number of its connection: a worker that came back may have other memory.
     members: Vec<(MemberId, u64)>,
+    /// What the members' nodes leave to the line.
+    nodes: Vec<Option<NodeFacts>>,
 }
 
 /// A cache of the planner's answers.
@@ -72,13 +76,15 @@ impl Fits {
     ) -> Result<(), String> {
         let asked = || ids.iter().filter_map(|id| Some((*id, members.get(id)?)));
         let serials = asked().map(|(id, member)| (id, member.serial())).collect();
-        let question = Question { least_ctx, members: serials };
+        let conns: Vec<&Conn> = asked().filter_map(|(_, member)| member.conn()).collect();
+        let nodes = node_memory::nodes_of(&conns);
+        let question = Question { least_ctx, members: serials, nodes };
         if let Some(answer) = self.answers.get(&question) {
             return answer.clone();
         }
-        let conns = asked().filter_map(|(_, member)| member.conn());
         let options = StageOptions { least_ctx, ..self.options.clone() };
-        let planned = place::plan_over(&self.model, conns, &options);
+        let conns = conns.into_iter();
+        let planned = place::plan_over_nodes(&self.model, conns, &question.nodes, &options);
         let answer = planned.map(|_| ()).map_err(|error| error.to_string());
         if self.answers.len() == MAX_ANSWERS {
             self.answers.clear();

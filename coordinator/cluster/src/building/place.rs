@@ -13,7 +13,8 @@ use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
 use brigade_plan::{
-    Checkpoint, DraftFacts, Plan, PlanError, PlanSettings, StageMemory, WorkerFacts, plan_line,
+    Checkpoint, DraftFacts, NodeFacts, Plan, PlanError, PlanSettings, StageMemory, WorkerFacts,
+    plan_line,
 };
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
@@ -34,6 +35,7 @@ use crate::config::StageOptions;
 use crate::members::conn::{Conn, WorkerError};
 use crate::members::facts::{self, worker_facts};
 use crate::members::lease::Lease;
+use crate::members::node_memory;
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
@@ -201,7 +203,7 @@ pub async fn placed(
 ) -> Result<Placement, PlaceError> {
     let held = held_layers(&conns, model).await;
     let all = || conns.iter().map(|(_, conn)| conn);
-    let plan = plan_holding(model, all(), &held, options)?;
+    let plan = plan_holding(model, all(), &held, None, options)?;
     let own = own_drafts(model, all(), options);
     tell_own_drafts(model, own.is_some(), options);
     let settings = plan.settings;
@@ -278,7 +280,20 @@ pub fn plan_over<'a>(
     conns: impl Iterator<Item = &'a Conn>,
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
-    plan_holding(model, conns, &[], options)
+    plan_holding(model, conns, &[], None, options)
+}
+
+/// The same as [`plan_over`], where the workers' nodes leave to the line what `nodes` says of each worker.
+///
+/// # Errors
+/// As [`plan_over`].
+pub fn plan_over_nodes<'a>(
+    model: &Model,
+    conns: impl Iterator<Item = &'a Conn>,
+    nodes: &[Option<NodeFacts>],
+    options: &StageOptions,
+) -> Result<Plan, PlaceError> {
+    plan_holding(model, conns, &[], Some(nodes), options)
 }
 
 /// The same as [`plan_over`], for workers of this release that need not exist yet.
@@ -297,11 +312,13 @@ pub fn plan_over_facts(
     Ok(plan_line(&facts, workers, &settings(model, options), options.cut.as_ref())?)
 }
 
-/// The same as [`plan_over`], for workers that have layers in memory.
+/// The same as [`plan_over`], for workers that have layers in memory. `nodes`: what their nodes leave to the line, where
+/// that is known better than by the workers' reports.
 fn plan_holding<'a>(
     model: &Model,
     conns: impl Iterator<Item = &'a Conn>,
     held: &[Range<usize>],
+    nodes: Option<&[Option<NodeFacts>]>,
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
     let conns: Vec<&Conn> = conns.collect();
@@ -312,6 +329,10 @@ fn plan_holding<'a>(
         facts.gops /= conn.slowdown();
     }
     facts.iter_mut().zip(held).for_each(|(facts, held)| facts.holds = held.clone());
+    match nodes {
+        Some(nodes) => node_memory::tell(&mut facts, nodes),
+        None => node_memory::tell(&mut facts, &node_memory::nodes_of(&conns)),
+    }
     let mut settings = settings(model, options);
     if settings.windows && !conns.iter().all(|conn| knows(conn, Feature::Windows)) {
         tracing::info!(

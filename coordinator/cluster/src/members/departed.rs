@@ -109,7 +109,8 @@ pub fn same_host(a: &Address, b: &Address) -> bool {
     host_of(a) == host_of(b)
 }
 
-fn host_of(address: &Address) -> String {
+/// The host of an address.
+pub fn host_of(address: &Address) -> String {
     match address {
         Address::Tcp { host, .. } => host.clone(),
         // A socket in the file system is on this machine.

@@ -34,6 +34,7 @@ pub fn worker_facts<'a>(
             link: None,
             host: caps.host.as_ref().map(host_facts),
             holds: 0..0,
+            node: None,
         })
         .collect()
 }

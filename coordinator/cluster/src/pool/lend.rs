@@ -14,6 +14,8 @@ pub struct Offer {
     pub has_layers: bool,
     /// Whether the worker broke a line lately. Such a worker is lent where the others do not suffice.
     pub doubted: bool,
+    /// The node whose memory it shares with other stages; `None`: it has memory of its own.
+    pub node: Option<u64>,
 }
 
 /// Leading bits of a size that count in a comparison: equal machines differ in free memory by less than the others.
@@ -40,15 +42,44 @@ pub fn choose(
     fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
 ) -> Result<Vec<WorkerId>, String> {
     let trusted: Vec<Offer> = offers.iter().copied().filter(|offer| !offer.doubted).collect();
-    let lacking = match smallest(&trusted, holds, at_least, fits) {
+    let lacking = match one_of_each_node(&trusted, holds, at_least, fits) {
         Ok(chosen) => return Ok(chosen),
         Err(lacking) => lacking,
     };
     if trusted.len() == offers.len() {
         Err(lacking)
     } else {
-        smallest(offers, holds, at_least, fits)
+        one_of_each_node(offers, holds, at_least, fits)
     }
+}
+
+/// The same among the first stages of all nodes, then among two of each, and so on. The second stage of a node brings no
+/// memory, so it is taken for the number alone.
+fn one_of_each_node(
+    offers: &[Offer],
+    holds: &[WorkerId],
+    at_least: usize,
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
+) -> Result<Vec<WorkerId>, String> {
+    let mut offers = offers.to_vec();
+    // A stage that has layers uses its own memory again.
+    offers.sort_by_key(|offer| (!offer.has_layers, offer.id));
+    let before = |at: usize| {
+        let same = |other: &&Offer| other.node.is_some() && other.node == offers[at].node;
+        offers[..at].iter().filter(same).count()
+    };
+    let rounds: Vec<usize> = (0..offers.len()).map(before).collect();
+    let last = rounds.iter().copied().max().unwrap_or(0);
+    let mut chosen = Err(String::new());
+    for round in 0..=last {
+        let some = offers.iter().zip(&rounds).filter(|(_, of)| **of <= round);
+        let some: Vec<Offer> = some.map(|(offer, _)| *offer).collect();
+        chosen = smallest(&some, holds, at_least, fits);
+        if chosen.is_ok() {
+            break;
+        }
+    }
+    chosen
 }
 
 /// The fewest of `all` that have to go so that something fits, the first ones first.
@@ -109,7 +140,8 @@ mod tests {
 
     /// Workers with so much memory, numbered from 0.
     fn offers(memory: &[u64]) -> Vec<Offer> {
-        let of = |(id, &memory)| Offer { id, memory, has_layers: false, doubted: false };
+        let of =
+            |(id, &memory)| Offer { id, memory, has_layers: false, doubted: false, node: None };
         memory.iter().enumerate().map(of).collect()
     }
 
@@ -181,5 +213,33 @@ mod tests {
         (all[0].doubted, all[1].doubted) = (true, true);
         assert_eq!(lent(&all, &[], 1, 10), Some(vec![2]));
         assert_eq!(lent(&all, &[], 1, 100), Some(vec![1, 2]));
+    }
+
+    #[test]
+    fn a_node_lends_one_stage_where_that_suffices() {
+        // Two nodes of two stages. A node's stages divide what it has.
+        let mut all = offers(&[48, 48, 16, 16, 32]);
+        let nodes = [Some(1), Some(1), Some(2), Some(2), None];
+        all.iter_mut().zip(nodes).for_each(|(offer, node)| offer.node = node);
+        let sizes = all.clone();
+        let mut asked = 0;
+        let mut chosen = |at_least, bytes| {
+            let mut fits = |ids: &[WorkerId]| {
+                asked += 1;
+                let first = |id: &&WorkerId| match sizes[**id].node {
+                    None => true,
+                    node => ids.iter().find(|other| sizes[**other].node == node) == Some(id),
+                };
+                let sum: u64 = ids.iter().filter(first).map(|id| sizes[*id].memory).sum();
+                if sum >= bytes { Ok(()) } else { Err("memory".to_owned()) }
+            };
+            choose(&all, &[], at_least, &mut fits).ok()
+        };
+        assert_eq!(chosen(1, 40), Some(vec![0]));
+        assert_eq!(chosen(1, 80), Some(vec![0, 4]), "not both stages of the larger node");
+        assert_eq!(chosen(1, 96), Some(vec![0, 2, 4]));
+        assert_eq!(chosen(1, 97), None, "their second stages bring nothing");
+        assert_eq!(chosen(5, 96), Some(vec![0, 1, 2, 3, 4]), "as many as are expected");
+        assert!(asked < 100, "{asked}");
     }
 }

@@ -1,9 +1,11 @@
 //! Plans the loans of the pool for machines that need not exist yet, with the same choice and the same planner.
 
-use brigade_plan::{Plan, WorkerFacts};
+use brigade_plan::{NodeFacts, PROCESS_BYTES, Plan, StagePlan, WorkerFacts};
+use brigade_worker::machine::ledger::Amount;
 
 use super::Demand;
 use super::lend::{self, Offer};
+use super::nodes::promise;
 use crate::building::place;
 
 /// A line on machines that need not exist yet.
@@ -31,14 +33,14 @@ pub enum Standing {
 pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Standing> {
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by_key(|at| !demands[*at].1);
-    let mut held: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut held: Vec<(usize, PlannedLine)> = Vec::new();
     let mut standings: Vec<(usize, Standing)> = Vec::new();
     for at in order {
         let demand = &demands[at].0;
         let without = |gone: &[usize]| {
             let stay = held.iter().filter(|(other, _)| !gone.contains(other));
-            let taken: Vec<usize> = stay.flat_map(|(_, workers)| workers.clone()).collect();
-            lent(demand, workers, &taken)
+            let lines: Vec<&PlannedLine> = stay.map(|(_, line)| line).collect();
+            lent(demand, workers, &lines)
         };
         let may_go: Vec<usize> =
             held.iter().map(|(other, _)| *other).filter(|other| !demands[*other].1).collect();
@@ -46,7 +48,7 @@ pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Stand
         let standing = match go.and_then(|go| Ok((without(&go)?, go))) {
             Err(why) => Standing::Never(why),
             Ok((line, go)) if go.is_empty() => {
-                held.push((at, line.workers.clone()));
+                held.push((at, line.clone()));
                 Standing::Beside(line)
             }
             Ok((line, go)) => Standing::InTurns(line, go),
@@ -57,22 +59,62 @@ pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Stand
     standings.into_iter().map(|(_, standing)| standing).collect()
 }
 
-/// The workers for a line, among those that are not `taken`.
-fn lent(demand: &Demand, workers: &[WorkerFacts], taken: &[usize]) -> Result<PlannedLine, String> {
-    let offer = |(id, worker): (usize, &WorkerFacts)| Offer {
-        id,
-        memory: worker.memory,
-        has_layers: false,
-        doubted: false,
-    };
-    let offers = workers.iter().enumerate().map(offer);
-    let offers: Vec<Offer> = offers.filter(|offer| !taken.contains(&offer.id)).collect();
+/// The workers for a line, among those that `lines` have not, with the memory that these leave of nodes.
+fn lent(
+    demand: &Demand,
+    workers: &[WorkerFacts],
+    lines: &[&PlannedLine],
+) -> Result<PlannedLine, String> {
     let plan = |ids: &[usize]| {
-        let of: Vec<WorkerFacts> = ids.iter().map(|id| workers[*id].clone()).collect();
+        let left = |id: &usize| {
+            let node = workers[*id].node.map(|node| left(node, workers, lines, ids));
+            WorkerFacts { node, ..workers[*id].clone() }
+        };
+        let of: Vec<WorkerFacts> = ids.iter().map(left).collect();
         place::plan_over_facts(&demand.model, &of, &demand.options)
             .map_err(|error| error.to_string())
     };
+    let offer = |(id, worker): (usize, &WorkerFacts)| {
+        let node = worker.node.map(|node| left(node, workers, lines, &[id]));
+        let memory = node.map_or(worker.memory, |node| node.left);
+        let node = node.map(|node| node.node);
+        Offer { id, memory, has_layers: false, doubted: false, node }
+    };
+    let is_free = |id: usize| lines.iter().all(|line| !line.workers.contains(&id));
+    let offers = workers.iter().enumerate().map(offer);
+    let offers: Vec<Offer> = offers.filter(|offer| is_free(offer.id)).collect();
     let mut fits = |ids: &[usize]| plan(ids).map(drop);
     let chosen = lend::choose(&offers, &[], demand.at_least, &mut fits)?;
     Ok(PlannedLine { plan: plan(&chosen)?, workers: chosen })
+}
+
+/// What a node leaves to a line over the workers `ids` beside other lines.
+fn left(
+    node: NodeFacts,
+    workers: &[WorkerFacts],
+    lines: &[&PlannedLine],
+    ids: &[usize],
+) -> NodeFacts {
+    let is_of_node = |id: usize| workers[id].node.is_some_and(|other| other.node == node.node);
+    let stages = lines.iter().flat_map(|line| {
+        let of = |stage: &StagePlan| (line.workers[stage.worker], promise(stage));
+        line.plan.stages.iter().map(of)
+    });
+    let stages: Vec<_> = stages.filter(|(id, _)| is_of_node(*id)).collect();
+    let is_idle = |id: &usize| !ids.contains(id) && stages.iter().all(|(other, _)| other != id);
+    let idle = (0..workers.len()).filter(|id| is_of_node(*id) && is_idle(id)).count() as u64;
+    let idle = Amount::of_stage(PROCESS_BYTES.saturating_mul(idle));
+    let taken = stages.iter().map(|(_, bytes)| *bytes).fold(idle, Amount::plus);
+    let left = Amount { stage: node.left, host: node.host_left }.minus(taken);
+    NodeFacts { left: left.stage, host_left: left.host, ..node }
+}
+
+/// The workers that belong to no line, with the memory that each may have at most.
+pub fn free(workers: &[WorkerFacts], lines: &[&PlannedLine]) -> Vec<(usize, u64)> {
+    let is_free = |id: &usize| lines.iter().all(|line| !line.workers.contains(id));
+    let memory = |id: usize| {
+        let node = workers[id].node.map(|node| left(node, workers, lines, &[id]).left);
+        (id, node.unwrap_or(workers[id].memory))
+    };
+    (0..workers.len()).filter(is_free).map(memory).collect()
 }

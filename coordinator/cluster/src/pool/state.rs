@@ -7,15 +7,18 @@ use brigade_line::admin::{NodeState, NodeStatus};
 use brigade_plan::MAX_WORKERS;
 use brigade_proto::address::Address;
 use brigade_proto::capability::Requirements;
+use brigade_worker::machine::ledger::Amount;
 use tokio::sync::{mpsc, watch};
 
 use super::Demand;
 use super::lend::{self, Offer, WorkerId};
+use super::nodes::{Does, Nodes, promise};
 use crate::building::place;
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::departed::{Departed, REFUSED_FOR};
 use crate::members::member::{DOUBT_FOR, Known};
+use crate::members::node_memory::{self, Report};
 
 /// Workers that joined and have not shaken hands, at once: joining proves nothing.
 const MAX_UNPROVEN: usize = 64;
@@ -25,6 +28,9 @@ const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
 
 /// How long a line waits for a worker that is free or comes back, before idle models are unloaded for it.
 const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
+
+/// How old a report may be that a stage made before it came back, though it arrived later.
+const REPORTS: Duration = Duration::from_secs(2);
 
 /// Number of a seat; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +57,14 @@ impl Want {
     }
 }
 
+/// Workers that are lent to a line.
+#[derive(Debug)]
+struct Loan {
+    chosen: Vec<WorkerId>,
+    /// What each worker of the line may take of its node's memory; empty where none shares it.
+    promised: Vec<(WorkerId, Amount)>,
+}
+
 /// How a worker comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
@@ -68,6 +82,10 @@ struct Worker {
     /// `None`: it is being dialled, or was lost while it was lent.
     conn: Option<Conn>,
     lent: Option<SeatId>,
+    /// Bytes of its node's memory that the line was promised.
+    promised: Amount,
+    /// When it last came back: what it reported before counts no more.
+    came_back: Option<Instant>,
     /// Whether its line is giving it back.
     returns: bool,
     doubted_until: Option<Instant>,
@@ -144,6 +162,8 @@ impl State {
             address,
             conn: None,
             lent: None,
+            promised: Amount::default(),
+            came_back: None,
             returns: false,
             doubted_until,
             refused: None,
@@ -205,7 +225,7 @@ impl State {
         let now = Instant::now();
         let (id, lent) = self.seat(demand);
         match self.find(id, &self.first_want(id), &[], now) {
-            Ok(chosen) => self.lend(id, &chosen),
+            Ok(loan) => self.lend(id, &loan),
             Err(why) => {
                 self.lines.remove(&id);
                 return Err(self.in_words(&why));
@@ -274,7 +294,7 @@ impl State {
     pub fn is_back(&mut self, id: SeatId, address: &Address, how: Returned) {
         let now = Instant::now();
         let Some(worker) = self.lent_to(id, address) else { return };
-        (worker.lent, worker.returns) = (None, false);
+        worker.comes_back(now);
         match how {
             Returned::Spare => {}
             Returned::Doubted => worker.doubted_until = Some(now + DOUBT_FOR),
@@ -295,12 +315,13 @@ impl State {
 
     /// A line has ended: its workers have nothing of it any more.
     pub fn leave(&mut self, id: SeatId) {
+        let now = Instant::now();
         self.lines.remove(&id);
         for worker in self.workers.values_mut().filter(|worker| worker.lent == Some(id)) {
-            (worker.lent, worker.returns) = (None, false);
+            worker.comes_back(now);
         }
         self.workers.retain(|_, worker| worker.lent.is_some() || worker.conn.is_some());
-        self.changed(Instant::now());
+        self.changed(now);
     }
 
     // Lending.
@@ -332,8 +353,8 @@ impl State {
                 found = self.find(id, &want.made_do(), &[], now);
             }
             let why = match found {
-                Ok(chosen) => {
-                    self.lend(id, &chosen);
+                Ok(loan) => {
+                    self.lend(id, &loan);
                     String::new()
                 }
                 Err(why) => self.in_words(&why),
@@ -351,9 +372,14 @@ impl State {
         format!("{n} {workers} joined, of which {free} belong to no other model: {why}")
     }
 
-    fn lend(&mut self, id: SeatId, chosen: &[WorkerId]) {
+    fn lend(&mut self, id: SeatId, loan: &Loan) {
         let Some(line) = self.lines.get(&id) else { return };
-        for worker in chosen {
+        for (worker, bytes) in &loan.promised {
+            if let Some(worker) = self.workers.get_mut(worker) {
+                worker.promised = *bytes;
+            }
+        }
+        for worker in &loan.chosen {
             let Some(worker) = self.workers.get_mut(worker) else { continue };
             if line.loans.try_send(worker.address.clone()).is_ok() {
                 worker.lent = Some(id);
@@ -371,24 +397,43 @@ impl State {
         want: &Want,
         seats: &[SeatId],
         now: Instant,
-    ) -> Result<Vec<WorkerId>, String> {
+    ) -> Result<Loan, String> {
         let line = self.lines.get(&id).ok_or("the line has ended")?;
         let counts = |w: &Worker| w.lent == Some(id) && !w.returns && w.conn.is_some();
         let holds =
             self.workers.iter().filter(|(_, w)| counts(w) && !want.without.contains(&w.address));
         let holds: Vec<WorkerId> = holds.map(|(id, _)| *id).collect();
         let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
+        let nodes = self.nodes(id, seats, now);
         let offers = self.workers.iter().filter(|(_, worker)| may(worker));
-        let offers: Vec<Offer> =
-            offers.filter_map(|(of, worker)| worker.offer(*of, id, line, now)).collect();
+        let offer = |(of, worker): (&WorkerId, &Worker)| worker.offer(*of, id, line, &nodes, now);
+        let offers: Vec<Offer> = offers.filter_map(offer).collect();
         let Demand { model, options, .. } = &line.demand;
         let least_ctx = want.least_ctx.or(options.least_ctx);
         let options = StageOptions { least_ctx, ..options.clone() };
-        let mut fits = |ids: &[WorkerId]| {
+        let plan = |ids: &[WorkerId]| {
             let conns = ids.iter().filter_map(|id| self.workers.get(id)?.conn.as_ref());
-            place::plan_over(model, conns, &options).map(drop).map_err(|error| error.to_string())
+            let nodes: Vec<_> = ids.iter().map(|id| nodes.facts(*id, ids)).collect();
+            place::plan_over_nodes(model, conns, &nodes, &options)
+                .map_err(|error| error.to_string())
         };
-        lend::choose(&offers, &holds, want.at_least, &mut fits)
+        let mut fits = |ids: &[WorkerId]| plan(ids).map(drop);
+        let chosen = lend::choose(&offers, &holds, want.at_least, &mut fits)?;
+        let all = [&holds[..], &chosen].concat();
+        if !all.iter().any(|id| nodes.has(*id)) {
+            return Ok(Loan { chosen, promised: Vec::new() });
+        }
+        let promised = plan(&all)?.stages.into_iter().map(|s| (all[s.worker], promise(&s)));
+        Ok(Loan { chosen, promised: promised.collect() })
+    }
+
+    /// The memory of the workers' nodes, for a line and if these `seats` were given up.
+    fn nodes(&self, id: SeatId, seats: &[SeatId], now: Instant) -> Nodes {
+        let seen = self.workers.iter().filter_map(|(of, worker)| {
+            let report = Report::of(worker.conn.as_ref()?, now)?;
+            Some((*of, report, worker.does(id, seats, &report, now)))
+        });
+        Nodes::new(seen.collect())
     }
 
     pub fn spares(&self) -> Vec<NodeStatus> {
@@ -399,7 +444,14 @@ impl State {
 
 impl Worker {
     /// The worker as an offer to a line; `None`: it cannot be lent to it.
-    fn offer(&self, id: WorkerId, seat: SeatId, line: &Line, now: Instant) -> Option<Offer> {
+    fn offer(
+        &self,
+        id: WorkerId,
+        seat: SeatId,
+        line: &Line,
+        nodes: &Nodes,
+        now: Instant,
+    ) -> Option<Offer> {
         let conn = self.conn.as_ref()?;
         let beat = conn.pulse().last();
         let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);
@@ -411,7 +463,28 @@ impl Worker {
             return None;
         }
         let doubted = self.doubted_until.is_some_and(|until| until > now);
-        Some(Offer { id, memory: conn.capabilities().memory_limit, has_layers, doubted })
+        let node = nodes.facts(id, &[id]);
+        let memory = node.map_or(conn.capabilities().memory_limit, |node| node.left);
+        Some(Offer { id, memory, has_layers, doubted, node: node.map(|node| node.node) })
+    }
+
+    /// Its line has ended, or does not need it: it has given back what it had.
+    fn comes_back(&mut self, now: Instant) {
+        (self.lent, self.returns, self.promised) = (None, false, Amount::default());
+        self.came_back = Some(now);
+    }
+
+    /// What it does while a line is planned that has not got it, if these `seats` were given up.
+    fn does(&self, id: SeatId, seats: &[SeatId], report: &Report, now: Instant) -> Does {
+        let is_old = |back: Instant| now.saturating_duration_since(back) < report.ago.max(REPORTS);
+        match self.lent {
+            Some(seat) if seats.contains(&seat) => Does::ComesBack,
+            // What it has beside its next line goes before that begins.
+            Some(seat) if seat == id => Does::ComesBack,
+            Some(_) => Does::Serves(self.promised),
+            None if self.came_back.is_some_and(is_old) => Does::ComesBack,
+            None => Does::Nothing,
+        }
     }
 
     fn status(&self) -> Option<NodeStatus> {
@@ -419,6 +492,7 @@ impl Worker {
         let Known { name, address, key, device, memory_limit, gb_per_second, gop_per_second } =
             Known::of(conn);
         let beat = conn.pulse().last();
+        let node_memory = node_memory::share_of(conn);
         let ago = |ago: Duration| ago.as_millis() as u64;
         Some(NodeStatus {
             name,
@@ -427,6 +501,7 @@ impl Worker {
             state: NodeState::Spare,
             heard_ms_ago: beat.map(|beat| ago(beat.ago(Instant::now()))),
             memory_limit: Some(memory_limit),
+            node_memory,
             gb_per_second: Some(gb_per_second),
             gop_per_second: Some(gop_per_second),
             device: Some(device),

@@ -8,6 +8,7 @@ use brigade_proto::control::HealthReply;
 use super::{Line, Supervisor};
 use crate::members::departed::Left;
 use crate::members::member::Member;
+use crate::members::node_memory;
 use crate::members::roll;
 use crate::reconcile::{Lacking, MemberId};
 
@@ -82,6 +83,7 @@ impl Supervisor {
             busy_share: beat.as_ref().filter(|_| stage.is_some()).map(|beat| beat.busy),
             memory_used: beat.as_ref().map(|beat| beat.reply().memory_used),
             memory_limit: known.map(|k| k.memory_limit),
+            node_memory: member.conn().and_then(node_memory::share_of),
             bytes: beat.as_ref().filter(|_| stage.is_some()).map(|beat| bytes(beat.reply())),
             gb_per_second: known.map(|k| k.gb_per_second),
             gop_per_second: known.map(|k| k.gop_per_second),

@@ -1,7 +1,7 @@
 //! Prints the machines of a cluster: their states, the ages of their heartbeats, their devices and speeds.
 
 use anyhow::Result;
-use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes};
+use brigade_line::admin::{ClusterStatus, NodeMemory, NodeState, NodeStatus, StageBytes};
 use brigade_line::clock;
 use brigade_plan::format_bytes;
 
@@ -51,7 +51,7 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
         Some(used) => format!("{} of {}", format_bytes(used), format_bytes(limit)),
         None => format_bytes(limit),
     });
-    let memory = memory.map(|memory| memory + &with_host(node.bytes.as_ref()));
+    let memory = memory.map(|memory| memory + &of_node(node) + &with_host(node.bytes.as_ref()));
     let speed = node.gb_per_second.zip(node.gop_per_second).map(|(gbps, gops)| {
         let slow = node.slowdown.filter(|times| *times >= SLOW);
         let slow = slow.map_or(String::new(), |times| format!(", {times:.1} times slower"));
@@ -68,6 +68,12 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
         speed.unwrap_or_else(nothing),
         node.device.clone().unwrap_or_else(nothing),
     ]
+}
+
+/// What the stages of a worker's node have of its memory.
+fn of_node(node: &NodeStatus) -> String {
+    let Some(NodeMemory { limit, granted }) = node.node_memory else { return String::new() };
+    format!(", its node {} of {}", format_bytes(granted), format_bytes(limit))
 }
 
 /// The bytes of a stage that lie with the host beside its GPU, and the share of its experts' rows that the host
@@ -156,6 +162,7 @@ mod tests {
             busy_share: Some(0.63),
             memory_used: Some(3 << 30),
             memory_limit: Some(12 << 30),
+            node_memory: Some(NodeMemory { limit: 36 << 30, granted: 20 << 30 }),
             bytes: Some(StageBytes {
                 host_experts: 2 << 30,
                 expert_rows: [100, 300],
@@ -173,7 +180,7 @@ mod tests {
         let cells = row(&node, 0);
         let (speed, memory) = (
             "40 GB/s 900 GOP/s, 2.0 times slower",
-            "3.00 GiB of 12.00 GiB, experts 2.00 GiB with the host (75 % of their rows, 20 % by copies on the GPU; \
+            "3.00 GiB of 12.00 GiB, its node 20.00 GiB of 36.00 GiB, experts 2.00 GiB with the host (75 % of their rows, 20 % by copies on the GPU; \
              it waited 1.2 s for rows, computed 40.0 s)",
         );
         let device = "avx2, 8 threads";

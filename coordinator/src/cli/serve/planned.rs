@@ -1,13 +1,12 @@
 //! `brigade plan --fleet`: the machines that each model of a configuration file would get. It starts and loads
 //! nothing.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use brigade_cluster::{Demand, Standing, planned};
+use brigade_cluster::{Demand, Standing, free, planned};
 use brigade_line::model::Model;
 use brigade_plan::{WorkerFacts, format_bytes};
 use serde::Serialize;
@@ -41,7 +40,7 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Shown {
     models: Vec<Row>,
-    /// Workers that are free when all models have theirs, with their memory.
+    /// Workers that are free when all models have theirs, with the memory that each may have.
     free: Vec<(String, u64)>,
 }
 
@@ -104,7 +103,6 @@ fn opened(args: &ServeArgs) -> Result<(String, Demand)> {
 
 fn shown(names: &[String], demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Shown {
     let standings = planned(demands, workers);
-    let mut taken = BTreeSet::new();
     let row = |(at, standing): (usize, &Standing)| {
         let load = if demands[at].1 { "start" } else { "demand" };
         let mut row = Row {
@@ -121,10 +119,7 @@ fn shown(names: &[String], demands: &[(Demand, bool)], workers: &[WorkerFacts]) 
                 row.never = Some(why.clone());
                 return row;
             }
-            Standing::Beside(line) => {
-                taken.extend(line.workers.iter().copied());
-                line
-            }
+            Standing::Beside(line) => line,
             Standing::InTurns(line, gone) => {
                 row.in_turns_with = gone.iter().map(|other| names[*other].clone()).collect();
                 line
@@ -136,8 +131,12 @@ fn shown(names: &[String], demands: &[(Demand, bool)], workers: &[WorkerFacts]) 
         row
     };
     let models = standings.iter().enumerate().map(row).collect();
-    let free = (0..workers.len()).filter(|id| !taken.contains(id));
-    let free = free.map(|id| (workers[id].name.clone(), workers[id].memory)).collect();
+    let beside = standings.iter().filter_map(|standing| match standing {
+        Standing::Beside(line) => Some(line),
+        Standing::InTurns(..) | Standing::Never(_) => None,
+    });
+    let free = free(workers, &beside.collect::<Vec<_>>()).into_iter();
+    let free = free.map(|(id, memory)| (workers[id].name.clone(), memory)).collect();
     Shown { models, free }
 }
 
