@@ -251,11 +251,9 @@ pub fn confine(args: &WorkerArgs) {
     tracing::debug!(?writable, ?own, "not confined: this system has no rules for it");
 }
 
-/// Runs the command.
-pub async fn execute(args: WorkerArgs) -> Result<()> {
-    let mut interrupt = Interrupt::listen()?;
-    let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
-    if is_node && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+/// Checks what is said of a node's stages together.
+fn check_stages(args: &WorkerArgs) -> Result<()> {
+    if is_node(args) && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
         bail!(
             "--token-file -: each of several --stages reads it: write the token to a file, or give --token"
         );
@@ -263,6 +261,14 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     if args.stages == 1 && args.stage_ports.is_some() {
         bail!("--stage-ports: there is one stage: give --stages, or --listen alone");
     }
+    Ok(())
+}
+
+/// Runs the command.
+pub async fn execute(args: WorkerArgs) -> Result<()> {
+    let mut interrupt = Interrupt::listen()?;
+    let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
+    check_stages(&args)?;
     let token = token(&args)?;
     let joined_dir = joined_dir(&args);
     let raw = RawConfig {
