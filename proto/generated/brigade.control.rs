@@ -746,6 +746,8 @@ pub enum Feature {
     Prefixes = 11,
     /// DraftOp, Ahead.drafts, Sampled.drafted.
     OwnDrafts = 12,
+    /// Addresses of other workers may have the number of a stage (HOST:PORT/2), which a connection then names.
+    StageAddresses = 13,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -767,6 +769,7 @@ impl Feature {
             Self::Gather => "FEATURE_GATHER",
             Self::Prefixes => "FEATURE_PREFIXES",
             Self::OwnDrafts => "FEATURE_OWN_DRAFTS",
+            Self::StageAddresses => "FEATURE_STAGE_ADDRESSES",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -785,6 +788,7 @@ impl Feature {
             "FEATURE_GATHER" => Some(Self::Gather),
             "FEATURE_PREFIXES" => Some(Self::Prefixes),
             "FEATURE_OWN_DRAFTS" => Some(Self::OwnDrafts),
+            "FEATURE_STAGE_ADDRESSES" => Some(Self::StageAddresses),
             _ => None,
         }
     }

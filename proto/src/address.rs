@@ -1,5 +1,5 @@
-//! Addresses of processes: `HOST:PORT` or `unix:PATH`. This module also has the rule that nothing beyond this machine
-//! is bound or dialled unless the user allows it.
+//! Addresses of processes: `HOST:PORT`, `HOST:PORT/STAGE` or `unix:PATH`. This module also has the rule that nothing beyond
+//! this machine is bound or dialled unless the user allows it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,6 +10,13 @@ use std::sync::Once;
 use crate::limits::MAX_NAME_BYTES;
 
 const UNIX_PREFIX: &str = "unix:";
+/// Stands between a node's address and the number of its stage.
+const STAGE_SEPARATOR: char = '/';
+
+/// The stage that a peer means who names none: the first of a node, or a worker that is no node.
+pub const FIRST_STAGE: u8 = 1;
+/// Stages that one address can have.
+pub const MAX_STAGES_AT_ADDRESS: u8 = 64;
 
 /// Where a process listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +27,8 @@ pub enum Address {
         host: String,
         /// Port; 0 asks for any when binding.
         port: u16,
+        /// Number of the stage, where a node has several at this port; [`FIRST_STAGE`] is not written.
+        stage: u8,
     },
     /// The path of a Unix socket.
     Unix(PathBuf),
@@ -29,7 +38,10 @@ pub enum Address {
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// The text is not an address.
-    #[error("\"{text}\" is not an address: write HOST:PORT, [IPV6]:PORT or unix:PATH")]
+    #[error(
+        "\"{text}\" is not an address: write HOST:PORT, [IPV6]:PORT or unix:PATH, or HOST:PORT/2 for the second stage \
+         of a node (at most {MAX_STAGES_AT_ADDRESS})"
+    )]
     Malformed {
         /// The given text.
         text: String,
@@ -41,6 +53,12 @@ pub enum AddressError {
          address or a Unix socket, or pass --insecure-network"
     )]
     NotLoopback {
+        /// The given address.
+        address: String,
+    },
+    /// An address to listen on with the number of a stage.
+    #[error("{address} names a stage of a node, and is to be listened on: leave the number out")]
+    NoPlaceOfStage {
         /// The given address.
         address: String,
     },
@@ -69,6 +87,10 @@ impl FromStr for Address {
             return Ok(Self::Unix(PathBuf::from(path)));
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(malformed)?;
+        let (port, stage) = match port.split_once(STAGE_SEPARATOR) {
+            Some((port, stage)) => (port, stage_number(stage).ok_or_else(malformed)?),
+            None => (port, FIRST_STAGE),
+        };
         let port = port.parse().map_err(|_| malformed())?;
         let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
             Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => v6,
@@ -79,27 +101,65 @@ impl FromStr for Address {
         if host.is_empty() || !(host.parse::<IpAddr>().is_ok() || host.chars().all(plain)) {
             return Err(malformed());
         }
-        Ok(Self::Tcp { host: host.to_owned(), port })
+        Ok(Self::Tcp { host: host.to_owned(), port, stage })
     }
+}
+
+/// The number of a stage as text: 1 to [`MAX_STAGES_AT_ADDRESS`], in the one form that it is written in.
+pub(crate) fn stage_number(text: &str) -> Option<u8> {
+    let is_plain = !text.starts_with(['0', '+']);
+    let number = text.parse().ok().filter(|_| is_plain)?;
+    (FIRST_STAGE..=MAX_STAGES_AT_ADDRESS).contains(&number).then_some(number)
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{UNIX_PREFIX}{}", path.display()),
+            Self::Tcp { host, port, .. } if host.contains(':') => write!(f, "[{host}]:{port}")?,
+            Self::Tcp { host, port, .. } => write!(f, "{host}:{port}")?,
+            Self::Unix(path) => write!(f, "{UNIX_PREFIX}{}", path.display())?,
+        }
+        match self.stage() {
+            FIRST_STAGE => Ok(()),
+            stage => write!(f, "{STAGE_SEPARATOR}{stage}"),
         }
     }
 }
 
 impl From<SocketAddr> for Address {
     fn from(addr: SocketAddr) -> Self {
-        Self::Tcp { host: addr.ip().to_string(), port: addr.port() }
+        Self::tcp(addr.ip().to_string(), addr.port())
     }
 }
 
 impl Address {
+    /// A TCP endpoint whose first stage, or only worker, is meant.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::Tcp { host: host.into(), port, stage: FIRST_STAGE }
+    }
+
+    /// The stage that is meant at this address.
+    pub fn stage(&self) -> u8 {
+        match self {
+            Self::Tcp { stage, .. } => *stage,
+            Self::Unix(_) => FIRST_STAGE,
+        }
+    }
+
+    /// Stage `number` of the node at this address. A Unix socket has one worker, and stays what it is.
+    #[must_use]
+    pub fn of_stage(self, number: u8) -> Self {
+        match self {
+            Self::Tcp { host, port, .. } => Self::Tcp { host, port, stage: number },
+            unix @ Self::Unix(_) => unix,
+        }
+    }
+
+    /// Whether the text `address` is this endpoint's, or that of another stage there.
+    pub fn is_endpoint_of(&self, address: &str) -> bool {
+        address.parse::<Self>().is_ok_and(|other| other.of_stage(self.stage()) == *self)
+    }
+
     /// The socket addresses of a TCP endpoint that may be used: all of loopback, or any with
     /// `insecure_network`, which is logged as a warning. Empty for a Unix socket.
     ///
@@ -118,7 +178,7 @@ impl Address {
     /// # Errors
     /// [`AddressError::Unresolved`] where the name has no address.
     pub async fn resolve_anywhere(&self) -> Result<Vec<SocketAddr>, AddressError> {
-        let Self::Tcp { host, port } = self else { return Ok(Vec::new()) };
+        let Self::Tcp { host, port, .. } = self else { return Ok(Vec::new()) };
         let unresolved = |source| AddressError::Unresolved { address: self.to_string(), source };
         let all: Vec<SocketAddr> =
             tokio::net::lookup_host((host.as_str(), *port)).await.map_err(unresolved)?.collect();
@@ -167,16 +227,50 @@ mod tests {
 
     #[test]
     fn addresses_print_as_they_were_written() {
-        for text in ["127.0.0.1:80", "[::1]:9000", "node-1.example:1", "unix:/run/b.sock"] {
+        for text in [
+            "127.0.0.1:80",
+            "[::1]:9000",
+            "node-1.example:1",
+            "unix:/run/b.sock",
+            "lab:1/2",
+            "[::1]:9/64",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn what_is_not_an_address_is_refused() {
-        for text in ["", "host", ":1", "host:", "host:70000", "[::1:9", "[x]:1", "a b:1", "unix:"] {
+        for text in [
+            "",
+            "host",
+            ":1",
+            "host:",
+            "host:70000",
+            "[::1:9",
+            "[x]:1",
+            "a b:1",
+            "unix:",
+            "a:1/",
+            "a:1/0",
+            "a:1/65",
+            "a:1/02",
+            "a:1/+2",
+            "a:1/2/3",
+            "a/2",
+        ] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_first_stage_of_an_address_is_the_one_without_a_number() {
+        let at = |text: &str| text.parse::<Address>().unwrap();
+        assert_eq!(at("lab:1/1"), at("lab:1"));
+        assert_ne!(at("lab:1/2"), at("lab:1"));
+        assert_eq!(at("lab:1").of_stage(2), at("lab:1/2"));
+        assert!(at("lab:1").is_endpoint_of("lab:1/2") && at("lab:1").is_endpoint_of("lab:1"));
+        assert!(!at("lab:1").is_endpoint_of("lab:12") && !at("lab:1").is_endpoint_of("lab"));
     }
 
     #[test]

@@ -2,12 +2,15 @@
 //! and dial.
 //!
 //! [`Network`] says how a process connects: plain, or over TLS with its credentials. Control calls, lanes and weights
-//! each get a connection of their own (one `dial` each), so that none waits behind another's bytes. Limits for peers
+//! each get a connection of their own (one `dial` each), so that none waits behind another's bytes. A node of several
+//! stages has one port ([`front`]), and hands what comes there to its stages ([`handover`]). Limits for peers
 //! that are not known yet are in [`admission`] (connections), [`intake`] (messages) and [`calls`] (permitted calls and
 //! their sizes).
 
 pub mod admission;
 pub mod calls;
+pub mod front;
+pub mod handover;
 pub mod intake;
 mod listener;
 mod network;

@@ -77,7 +77,7 @@ impl Scene {
 }
 
 /// The answer that an attacker got.
-type Seen = Result<String, String>;
+pub type Seen = Result<String, String>;
 
 fn of_status(status: &Status) -> String {
     let failure = Failure::from_status(status);
@@ -101,7 +101,7 @@ fn hello(coordinator_id: &str) -> HelloRequest {
 }
 
 /// A handshake, the first thing a coordinator says, by `who`.
-async fn says_hello(who: &Somebody, to: &Address) -> Seen {
+pub async fn says_hello(who: &Somebody, to: &Address) -> Seen {
     calls(who, to, "Hello").await
 }
 
@@ -123,7 +123,7 @@ const ALL_CALLS: [&str; 13] = [
 ];
 
 /// One call of the control service by `who`.
-async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
+pub async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
     let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
     let mut client = WorkerClient::new(connection);
     let coordinator_id = who.coordinator_id();
@@ -198,7 +198,12 @@ async fn asks_for_weights(who: &Somebody, to: &Address, n: usize, offset: u64) -
 }
 
 /// Opens a lane at a stage, as this coordinator.
-async fn opens_a_lane(who: &Somebody, to: &Address, stage: u32, coordinator_id: String) -> Seen {
+pub async fn opens_a_lane(
+    who: &Somebody,
+    to: &Address,
+    stage: u32,
+    coordinator_id: String,
+) -> Seen {
     let connection = who.dial(to, Role::Worker).await.map_err(|e| e.to_string())?;
     let open = LaneOpen { epoch: 1, coordinator_id, lane: 0, stage };
     let frames = tokio_stream::once(LaneFrame { body: Some(lane_frame::Body::Open(open)) });
@@ -211,7 +216,7 @@ async fn opens_a_lane(who: &Somebody, to: &Address, stage: u32, coordinator_id: 
 }
 
 /// Sends bytes to a port; returns the reply until the connection is closed.
-fn sends(to: &Address, bytes: &[u8]) -> Seen {
+pub fn sends(to: &Address, bytes: &[u8]) -> Seen {
     let mut stream = TcpStream::connect(to.to_string()).map_err(|e| e.to_string())?;
     stream.set_read_timeout(Some(ANSWERS_WITHIN)).map_err(|e| e.to_string())?;
     stream.write_all(bytes).map_err(|e| e.to_string())?;
@@ -226,7 +231,7 @@ fn sends(to: &Address, bytes: &[u8]) -> Seen {
 
 /// Connects with a TLS client that accepts every certificate, with or without one of its own; returns what the server
 /// sends.
-async fn raw_tls(to: &Address, shown: Option<(brigade_proto::tls::Der, &NodeKey)>) -> Seen {
+pub async fn raw_tls(to: &Address, shown: Option<(brigade_proto::tls::Der, &NodeKey)>) -> Seen {
     use rustls::ClientConfig;
     use rustls::pki_types::ServerName;
     use tokio::io::AsyncReadExt;
@@ -330,14 +335,14 @@ fn join_request() -> JoinRequest {
 
 /// The table, as it grows.
 #[derive(Default)]
-struct Table {
+pub struct Table {
     rows: Vec<(String, String)>,
-    wrong: Vec<String>,
+    pub wrong: Vec<String>,
 }
 
 impl Table {
     /// Records an observation. It must be a refusal that says `words`.
-    fn enter(&mut self, attack: &str, words: &str, seen: Seen) {
+    pub fn enter(&mut self, attack: &str, words: &str, seen: Seen) {
         let (said, is_refusal) = match seen {
             Ok(said) => (format!("ANSWERED: {said}"), false),
             Err(said) => (said, true),

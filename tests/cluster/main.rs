@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod attacks;
+mod attacks_on_nodes;
 mod changes;
 mod checkpoints;
 mod cluster_tls;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     brigade_tests::process::without_drafts();
     brigade_harness::main(brigade_harness::modules![
         attacks,
+        attacks_on_nodes,
         changes,
         checkpoints,
         cluster_tls,

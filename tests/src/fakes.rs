@@ -98,7 +98,7 @@ impl Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
-        if let Address::Tcp { host, port } = &self.address {
+        if let Address::Tcp { host, port, .. } = &self.address {
             // Wakes the thread that accepts.
             let _ = TcpStream::connect((host.as_str(), *port));
         }

@@ -178,6 +178,15 @@ impl Running {
         children_of(self.pid())
     }
 
+    /// The process of a node's stage: `1/2`.
+    pub fn stage(&self, share: &str) -> Option<u32> {
+        let is_it = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&format!("--stage\0{share}"))
+        };
+        self.children().into_iter().find(is_it)
+    }
+
     /// Asks it to end and waits; its exit code, `None` if it had to be killed after `patience`.
     pub fn stop(mut self, patience: Duration) -> Option<i32> {
         signal("INT", self.pid());

@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 mod error;
+mod ports;
 
 use brigade_engine::device::DeviceWish;
-use brigade_proto::address::Address;
+use brigade_proto::address::{Address, FIRST_STAGE};
 use brigade_proto::tls::party::{MAX_PARTY_NAME_BYTES, check_name};
 use brigade_proto::tls::{External, Token};
 
 pub use error::ConfigError;
 pub(crate) use error::bad;
+pub use ports::Ports;
 
 use crate::backend::expert_placement::{Experts, Raw, Wrong, device_of};
 use crate::backend::measure::Speeds;
@@ -41,6 +43,8 @@ pub struct RawConfig {
     pub join: Option<String>,
     /// `--advertise`: where others dial this worker; defaults to where it listens.
     pub advertise: Option<String>,
+    /// `--stage-ports`.
+    pub stage_ports: Option<Ports>,
     /// `--memory`: bytes with an optional suffix, as in 12G.
     pub memory: Option<String>,
     /// `--threads`.
@@ -126,6 +130,8 @@ pub struct Config {
     pub join: Option<Address>,
     /// Where others dial this worker; `None`: where it listens.
     pub advertise: Option<Address>,
+    /// Ports of a node's stages, one for each; `None`: they have the node's port together.
+    pub stage_ports: Option<Ports>,
     /// Bytes a stage may take; `None`: what the machine, its cgroup or the GPU leaves.
     pub memory_bytes: Option<u64>,
     /// The same, for stages in the host's memory alone.
@@ -166,6 +172,8 @@ pub struct Config {
     pub exit_with_stdin: bool,
     /// The stage of a node that this process is; `None`: a worker of its own.
     pub share: Option<Share>,
+    /// The node listens, and hands over connections on standard input.
+    pub is_behind_node: bool,
 }
 
 impl Config {
@@ -179,7 +187,12 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
         let address = |option, text: &str| {
-            text.parse::<Address>().map_err(|source| ConfigError::Address { option, source })
+            let address = text.parse::<Address>();
+            let address = address.map_err(|source| ConfigError::Address { option, source })?;
+            match address.stage() {
+                FIRST_STAGE => Ok(address),
+                _ => Err(bad(option, text, "names a stage of a node: leave its number out here")),
+            }
         };
         let join = raw.join.as_deref().map(|text| address("--join", text)).transpose()?;
         let advertise =
@@ -211,6 +224,7 @@ impl Config {
             secured,
             join,
             advertise,
+            stage_ports: raw.stage_ports,
             memory_bytes: bytes("--memory", &raw.memory)?,
             host_memory_bytes: bytes("--host-memory", &raw.host_memory)?,
             gpu_memory_bytes: bytes("--gpu-memory", &raw.gpu_memory)?,
@@ -234,6 +248,7 @@ impl Config {
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,
             share: None,
+            is_behind_node: false,
         })
     }
 }
@@ -565,6 +580,7 @@ mod tests {
         let cases = [
             (RawConfig { listen: "nowhere".into(), ..raw() }, "--listen"),
             (RawConfig { join: Some("x".into()), ..raw() }, "--join"),
+            (RawConfig { listen: "127.0.0.1:7070/2".into(), ..raw() }, "--listen"),
             (RawConfig { advertise: Some("h:1".into()), ..raw() }, "--advertise"),
             (RawConfig { memory: Some("much".into()), ..raw() }, "--memory"),
             (RawConfig { threads: Some(0), ..raw() }, "--threads"),

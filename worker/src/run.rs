@@ -1,7 +1,10 @@
 //! A worker from its settings to its end: it binds, serves, joins and leaves.
 
+mod parent;
+
 use std::future::Future;
 use std::io::{self, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,8 +14,9 @@ use brigade_proto::address::Address;
 use brigade_proto::control::worker_server::WorkerServer;
 use brigade_proto::copies::copies_server::CopiesServer;
 use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES};
-use brigade_proto::net::{Listener, NetError, Network, Plain, address_towards, server};
+use brigade_proto::net::{Listener, NetError, Plain, address_towards, server};
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{Abilities, StageBackend};
@@ -160,6 +164,15 @@ impl Bound {
     /// # Errors
     /// [`WorkerError`].
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
+        Self::with_sockets(config, backend, None).await
+    }
+
+    /// The same as [`Bound::new`]. Where there are `accepted` connections, it gets these, and binds nothing.
+    async fn with_sockets(
+        config: Config,
+        backend: Arc<dyn StageBackend>,
+        accepted: Option<mpsc::Receiver<TcpStream>>,
+    ) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
         let ledger = ledger(&config, &*backend)?;
@@ -175,9 +188,14 @@ impl Bound {
         };
         let secure = Secure::of(&config).await?;
         let listen = listen_address(&config).await?;
-        let listener = match config.listen {
-            Some(_) => secure.network.bind(&listen, Plain::Refused).await?,
-            None => bind_near(&secure.network, listen).await?,
+        let network = &secure.network;
+        let listener = match (accepted, &config.listen) {
+            (Some(accepted), _) => network.behind(&listen, accepted, Plain::Refused).await?,
+            (None, Some(_)) => network.bind(&listen, Plain::Refused).await?,
+            (None, None) => {
+                let bind = |at: Address| async move { network.bind(&at, Plain::Refused).await };
+                bind_near(listen, bind).await?
+            }
         };
         let stop = CancellationToken::new();
         let prefixes = open_prefixes(&config).await?;
@@ -235,16 +253,17 @@ impl Bound {
     }
 }
 
-/// Binds `address`, or where other workers of this machine are there already, a port after it.
-async fn bind_near(network: &Network, address: Address) -> Result<Listener, NetError> {
-    let Address::Tcp { host, port: first } = address else {
-        return network.bind(&address, Plain::Refused).await;
-    };
+/// Binds `address` with `bind`, or where other workers of this machine are there already, a port after it.
+pub(crate) async fn bind_near<T, F: Future<Output = Result<T, NetError>>>(
+    address: Address,
+    bind: impl Fn(Address) -> F,
+) -> Result<T, NetError> {
+    let Address::Tcp { host, port: first, stage } = address else { return bind(address).await };
     let last = first.saturating_add(MAX_PORTS - 1);
     let mut port = first;
     loop {
-        let address = Address::Tcp { host: host.clone(), port };
-        match network.bind(&address, Plain::Refused).await {
+        let address = Address::Tcp { host: host.clone(), port, stage };
+        match bind(address.clone()).await {
             Err(NetError::Bind { source, .. })
                 if source.kind() == io::ErrorKind::AddrInUse && port < last =>
             {
@@ -261,14 +280,14 @@ async fn bind_near(network: &Network, address: Address) -> Result<Listener, NetE
 }
 
 /// Where it listens: as said, or on the address by which this machine reaches the coordinator.
-async fn listen_address(config: &Config) -> Result<Address, NetError> {
+pub(crate) async fn listen_address(config: &Config) -> Result<Address, NetError> {
     match (&config.listen, &config.join) {
         (Some(listen), _) => Ok(listen.clone()),
         (None, Some(coordinator)) => {
             let host = address_towards(coordinator).await?.to_string();
-            Ok(Address::Tcp { host, port: DEFAULT_PORT })
+            Ok(Address::tcp(host, DEFAULT_PORT))
         }
-        (None, None) => Ok(Address::Tcp { host: "127.0.0.1".into(), port: DEFAULT_PORT }),
+        (None, None) => Ok(Address::tcp("127.0.0.1", DEFAULT_PORT)),
     }
 }
 
@@ -278,12 +297,12 @@ async fn advertised(config: &Config, listens: &Address) -> Address {
     if let Some(advertise) = &config.advertise {
         return advertise.clone();
     }
-    let (Some(coordinator), Address::Tcp { host, port }) = (&config.join, listens) else {
+    let (Some(coordinator), Address::Tcp { host, port, stage }) = (&config.join, listens) else {
         return listens.clone();
     };
     let is_all = host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified());
     match address_towards(coordinator).await {
-        Ok(ip) if is_all => Address::Tcp { host: ip.to_string(), port: *port },
+        Ok(ip) if is_all => Address::Tcp { host: ip.to_string(), port: *port, stage: *stage },
         _ => listens.clone(),
     }
 }
@@ -363,18 +382,20 @@ async fn serve_until(
     wish: impl Future<Output = ()>,
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
+    let (hand, accepted) = config.is_behind_node.then(parent::handed).unzip();
     let speeds = config.share.and_then(|_| speeds_to_tell(backend.abilities()));
     let mut wish = std::pin::pin!(wish);
     let bound = tokio::select! {
-        bound = Bound::new(config, backend) => bound?,
+        bound = Bound::with_sockets(config, backend, accepted) => bound?,
         // It waits for a coordinator that does not answer.
         () = stop.cancelled() => return Ok(()),
         () = &mut wish => return Ok(()),
     };
     say_ready(speeds, bound.address()).map_err(WorkerError::Ready)?;
     tracing::info!(address = %bound.address(), "worker listens");
-    let orphaned =
-        async { if exit_with_stdin { stdin_ended().await } else { std::future::pending().await } };
+    let orphaned = async {
+        if exit_with_stdin { parent::ended(hand).await } else { std::future::pending().await }
+    };
     let worker = bound.worker.clone();
     let drained = async {
         wish.await;
@@ -397,27 +418,4 @@ async fn serve_until(
         }
     };
     bound.serve(leave).await
-}
-
-/// Time limit for a worker whose parent has gone to leave in order. No other process would end it later.
-const ORPHANED_FOR: Duration = Duration::from_secs(30);
-
-/// Ready when standard input ends. A thread of its own, because a read cannot be cancelled; it ends the process if what
-/// runs in it does not let it end.
-async fn stdin_ended() {
-    let (ended, wait) = tokio::sync::oneshot::channel();
-    let spawned = std::thread::Builder::new().name("stdin".into()).spawn(move || {
-        // Data on standard input is ignored; only its end counts.
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        let _ = ended.send(());
-        std::thread::sleep(ORPHANED_FOR);
-        tracing::error!("the parent process is gone, and a task of this worker does not end: it exits without waiting");
-        std::process::exit(1);
-    });
-    match spawned {
-        Ok(_) => drop(wait.await),
-        Err(error) => {
-            tracing::error!(%error, "cannot watch standard input: leaving");
-        }
-    }
 }

@@ -6,8 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use brigade_proto::address::Address;
 use brigade_proto::tls::files;
-use brigade_worker::config::{Config, MESA_CACHE_VARIABLE, RawConfig, default_cache_dir};
+use brigade_worker::config::{Config, MESA_CACHE_VARIABLE, Ports, RawConfig, default_cache_dir};
 use brigade_worker::identity::membership::Membership;
 use brigade_worker::machine::memory;
 use brigade_worker::machine::share::{MAX_STAGES, Share};
@@ -148,12 +149,19 @@ pub struct WorkerArgs {
     insecure_network: bool,
     /// Stages to run on this machine, each in a process of its own, for as many models. They share --memory as they
     /// need it, and divide --prefix-ram and --prefix-disk equally; on the CPU they compute in turn. Their names are
-    /// NAME.1, NAME.2 and so on, and they listen on consecutive ports
+    /// NAME.1, NAME.2 and so on. They have the port of --listen together: HOST:PORT/2 is the second
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
+    /// With --stages: a port for each stage, the first and the last of them, as in 7070-7073. --listen names the host and
+    /// the first port; --advertise the first port, too [default: one port for all]
+    #[arg(long, value_name = "A-B", requires = "listen")]
+    stage_ports: Option<Ports>,
     /// Which stage of a node this process is: 2/3
     #[arg(long, hide = true)]
     stage: Option<Share>,
+    /// Where the node of this stage listens
+    #[arg(long, hide = true, requires = "stage")]
+    stage_at: Option<Address>,
     /// Leave when standard input ends
     #[arg(long, hide = true)]
     exit_with_stdin: bool,
@@ -243,15 +251,24 @@ pub fn confine(args: &WorkerArgs) {
     tracing::debug!(?writable, ?own, "not confined: this system has no rules for it");
 }
 
-/// Runs the command.
-pub async fn execute(args: WorkerArgs) -> Result<()> {
-    let mut interrupt = Interrupt::listen()?;
-    let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
-    if is_node && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+/// Checks what is said of a node's stages together.
+fn check_stages(args: &WorkerArgs) -> Result<()> {
+    if is_node(args) && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
         bail!(
             "--token-file -: each of several --stages reads it: write the token to a file, or give --token"
         );
     }
+    if args.stages == 1 && args.stage_ports.is_some() {
+        bail!("--stage-ports: there is one stage: give --stages, or --listen alone");
+    }
+    Ok(())
+}
+
+/// Runs the command.
+pub async fn execute(args: WorkerArgs) -> Result<()> {
+    let mut interrupt = Interrupt::listen()?;
+    let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
+    check_stages(&args)?;
     let token = token(&args)?;
     let joined_dir = joined_dir(&args);
     let raw = RawConfig {
@@ -264,6 +281,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         credentials_on_stdin: args.credentials_on_stdin,
         join: args.join,
         advertise: args.advertise,
+        stage_ports: args.stage_ports,
         memory: args.memory,
         host_memory: args.host_memory,
         gpu_memory: args.gpu_memory,
@@ -289,7 +307,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;
     brigade_worker::host::check_cpus("--cpus", &config.cpus)?;
     let config = match share {
-        Some(share) => deal(share, config)?,
+        Some(share) => deal(share, config, args.stage_at.as_ref())?,
         None => config,
     };
     let (wish, wished) = oneshot::channel();
@@ -305,7 +323,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         }
     };
     if is_node {
-        node(config, stages)?.run(leave, wished).await?
+        node(&config, stages)?.run(&config, leave, wished).await?
     } else {
         brigade_worker::run(config, leave, wished).await?
     }
@@ -313,10 +331,10 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
 }
 
 /// A node with so many stages, of this process's arguments.
-fn node(config: Config, stages: usize) -> Result<Node> {
+fn node(config: &Config, stages: usize) -> Result<Node> {
     let of_all = config.memory_bytes.or(config.host_memory_bytes);
     // Errors are reported once, before anything is started.
-    deal(Share::new(stages, stages), config)?;
+    deal(Share::new(stages, stages), config.clone(), None)?;
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if of_all.is_none() {
         // Divided now: a stage that is started again would find only the memory that the others leave.

@@ -26,7 +26,7 @@ use crate::tls::stream::{Offer, Socket, Transport};
 use crate::tls::{Hangup, Who};
 
 /// The time between two looks for idle connections, and the pause after the system refuses a connection.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Time from a connection to the end of its TLS handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_millis(FIRST_CALL_MS);
 /// A connection whose handshake failed counts for so long: handshakes cost us more than they cost a flood.
@@ -53,7 +53,7 @@ impl std::fmt::Display for Peer {
 }
 
 impl Peer {
-    fn of(ip: IpAddr) -> Self {
+    pub(super) fn of(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V6(ip) => Self::Ip(IpAddr::V6((u128::from(ip) & !u128::from(u64::MAX)).into())),
             v4 @ IpAddr::V4(_) => Self::Ip(v4),
@@ -79,7 +79,7 @@ struct Account {
 
 /// An accepted connection with its counts.
 #[derive(Debug)]
-struct Connection {
+pub(super) struct Connection {
     door: Arc<Door>,
     peer: Peer,
     account: Arc<Account>,
@@ -171,7 +171,7 @@ impl Door {
     }
 
     /// Lets a connection in; `None` where there are too many.
-    fn admit(self: &Arc<Self>, peer: Peer) -> Option<Arc<Connection>> {
+    pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<Arc<Connection>> {
         let mut connections = lock(&self.connections);
         connections.retain(|connection| connection.strong_count() > 0);
         let mut peers = lock(&self.peers);
@@ -309,8 +309,30 @@ pub struct Entrance<I> {
     door: Arc<Door>,
     look: Interval,
     pause: Option<Pin<Box<Sleep>>>,
-    turned_away: u64,
+    turned_away: TurnedAway,
+}
+
+/// Connections that were one too many, with a warning now and then.
+#[derive(Debug, Default)]
+pub(super) struct TurnedAway {
+    n: u64,
     warned: Option<Instant>,
+}
+
+impl TurnedAway {
+    /// Counts one from `peer`.
+    pub(super) fn one(&mut self, peer: Peer) {
+        self.n += 1;
+        if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(
+                %peer,
+                turned_away = self.n,
+                "too many connections: at most {MAX_CONNECTIONS}, {MAX_PEER_CONNECTIONS} from one \
+                 address; idle ones close by themselves"
+            );
+        }
+    }
 }
 
 impl<I> Entrance<I> {
@@ -320,20 +342,8 @@ impl<I> Entrance<I> {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let door = Door::new();
         let handshakes = JoinSet::new();
-        Self { incoming, offer, handshakes, door, look, pause: None, turned_away: 0, warned: None }
-    }
-
-    fn turn_away(&mut self, peer: Peer) {
-        self.turned_away += 1;
-        if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
-            self.warned = Some(Instant::now());
-            tracing::warn!(
-                %peer,
-                turned_away = self.turned_away,
-                "too many connections: at most {MAX_CONNECTIONS}, {MAX_PEER_CONNECTIONS} from one \
-                 address; idle ones close by themselves"
-            );
-        }
+        let turned_away = TurnedAway::default();
+        Self { incoming, offer, handshakes, door, look, pause: None, turned_away }
     }
 }
 
@@ -376,7 +386,7 @@ where
             let Ok(ip) = socket.peer_ip() else { continue };
             let peer = ip.map_or(Peer::Local, Peer::of);
             let Some(connection) = self.door.admit(peer) else {
-                self.turn_away(peer);
+                self.turned_away.one(peer);
                 continue;
             };
             if self.offer.is_plain_only() {

@@ -5,8 +5,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, TcpSocket, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::transport::server::{Router, TcpIncoming};
 
 use super::admission::Entrance;
@@ -29,6 +31,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Incoming {
     Tcp(TcpIncoming),
+    Handed(mpsc::Receiver<std::net::TcpStream>),
     Unix(UnixListenerStream, RemoveOnDrop),
 }
 
@@ -62,6 +65,15 @@ impl Listener {
         Ok(Self { address, incoming: Incoming::Tcp(incoming), offer })
     }
 
+    /// Connections that a node accepts at `address` and hands over, for what is offered.
+    pub(super) fn behind(
+        address: &Address,
+        accepted: mpsc::Receiver<std::net::TcpStream>,
+        offer: Offer,
+    ) -> Self {
+        Self { address: address.clone(), incoming: Incoming::Handed(accepted), offer }
+    }
+
     /// Where it listens, with the real port.
     pub fn address(&self) -> &Address {
         &self.address
@@ -81,6 +93,12 @@ impl Listener {
             Incoming::Tcp(tcp) => {
                 router.serve_with_incoming_shutdown(Entrance::new(tcp, offer), shutdown).await
             }
+            Incoming::Handed(accepted) => {
+                let handed = ReceiverStream::new(accepted).map(in_this_runtime);
+                // A node that is gone ends the process in order, and not this server alone.
+                let handed = handed.chain(tokio_stream::pending());
+                router.serve_with_incoming_shutdown(Entrance::new(handed, offer), shutdown).await
+            }
             Incoming::Unix(unix, _remove) => {
                 router.serve_with_incoming_shutdown(Entrance::new(unix, offer), shutdown).await
             }
@@ -88,6 +106,15 @@ impl Listener {
         let address = self.address;
         served.map_err(|error| NetError::Serve { address, reason: with_causes(&error) })
     }
+}
+
+/// A connection that another process has accepted.
+fn in_this_runtime(accepted: std::net::TcpStream) -> io::Result<TcpStream> {
+    accepted.set_nonblocking(true)?;
+    let stream = TcpStream::from_std(accepted)?;
+    // One that its peer has left is noticed when it is read.
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
 }
 
 /// Listens on the first of `addresses` that can be had; port 0 takes a free one. Has to be called within a

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tower::service_fn;
@@ -14,9 +16,10 @@ use tower::service_fn;
 use super::calls::Connection;
 use super::listener::Listener;
 use super::{CONNECT_TIMEOUT, NetError, endpoint, with_causes};
-use crate::address::{Address, AddressError, are_loopback};
+use crate::address::{Address, AddressError, FIRST_STAGE, are_loopback};
 use crate::tls::Credentials;
 use crate::tls::error_text::trouble;
+use crate::tls::server_name::plain_line;
 use crate::tls::stream::{Dialling, Offer, Socket, Transport};
 use crate::tls::verify::Expected;
 
@@ -76,13 +79,41 @@ impl Network {
     /// [`NetError::Address`] beyond this machine without credentials and without `--insecure-network`;
     /// [`NetError::Bind`].
     pub async fn bind(&self, address: &Address, plain: Plain) -> Result<Listener, NetError> {
+        if address.stage() != FIRST_STAGE {
+            return Err(AddressError::NoPlaceOfStage { address: address.to_string() }.into());
+        }
+        let (resolved, offer) = self.offer(address, plain).await?;
+        Listener::on(address, &resolved, offer).await
+    }
+
+    /// The same as [`Network::bind`], for a stage of a node: the node listens at `address`, and connections come from it,
+    /// accepted.
+    ///
+    /// # Errors
+    /// [`NetError::Address`] beyond this machine without credentials and without `--insecure-network`.
+    pub async fn behind(
+        &self,
+        address: &Address,
+        accepted: mpsc::Receiver<std::net::TcpStream>,
+        plain: Plain,
+    ) -> Result<Listener, NetError> {
+        let (_, offer) = self.offer(address, plain).await?;
+        Ok(Listener::behind(address, accepted, offer))
+    }
+
+    /// What is offered at an address, and what that resolves to.
+    async fn offer(
+        &self,
+        address: &Address,
+        plain: Plain,
+    ) -> Result<(Vec<SocketAddr>, Offer), NetError> {
         let Some(credentials) = &self.credentials else {
-            return Listener::bind(address, self.insecure).await;
+            return Ok((address.resolve(self.insecure).await?, Offer::plain()));
         };
         let resolved = address.resolve_anywhere().await?;
         let is_open = are_loopback(&resolved) || self.insecure;
         let offer = Offer::tls(credentials, plain == Plain::AsEver && is_open)?;
-        Listener::on(address, &resolved, offer).await
+        Ok((resolved, offer))
     }
 
     /// Connects to `address` over TLS, to the party that is `expected`, or without TLS if this is `None`.
@@ -97,7 +128,9 @@ impl Network {
     ) -> Result<Connection, NetError> {
         let dialling = match (expected, &self.credentials) {
             (None, _) => None,
-            (Some(expected), Some(credentials)) => Some(Dialling::new(credentials, expected)?),
+            (Some(expected), Some(credentials)) => {
+                Some(Dialling::new(credentials, expected, address.stage())?)
+            }
             (Some(_), None) => return Err(no_credentials(address)),
         };
         let resolved = match &dialling {
@@ -118,7 +151,7 @@ impl Network {
         expected: Expected,
     ) -> Result<Connection, NetError> {
         let Some(credentials) = &self.credentials else { return self.dial(address, None).await };
-        let dialling = Dialling::new(credentials, expected)?;
+        let dialling = Dialling::new(credentials, expected, address.stage())?;
         let targets = targets(address, address.resolve_anywhere().await?);
         match connect(address, targets, Some(dialling)).await {
             Err(failed) if failed.is_plain => match self.dial(address, None).await {
@@ -168,14 +201,17 @@ pub async fn address_towards(peer: &Address) -> Result<IpAddr, NetError> {
 /// The meaning of an address.
 #[derive(Clone, Debug)]
 enum Target {
-    Tcp(SocketAddr),
+    Tcp { address: SocketAddr, stage: u8 },
     Unix(PathBuf),
 }
 
 fn targets(address: &Address, resolved: Vec<SocketAddr>) -> Vec<Target> {
     match address {
         Address::Unix(path) => vec![Target::Unix(path.clone())],
-        Address::Tcp { .. } => resolved.into_iter().map(Target::Tcp).collect(),
+        Address::Tcp { stage, .. } => {
+            let target = |address| Target::Tcp { address, stage: *stage };
+            resolved.into_iter().map(target).collect()
+        }
     }
 }
 
@@ -184,9 +220,12 @@ impl Target {
         let open = async {
             let socket: Socket = match self {
                 Self::Unix(path) => UnixStream::connect(path).await?.into(),
-                Self::Tcp(address) => {
-                    let stream = TcpStream::connect(address).await?;
+                Self::Tcp { address, stage } => {
+                    let mut stream = TcpStream::connect(address).await?;
                     stream.set_nodelay(true)?;
+                    if let Some(line) = plain_line(*stage).filter(|_| dialling.is_none()) {
+                        stream.write_all(line.as_bytes()).await?;
+                    }
                     stream.into()
                 }
             };

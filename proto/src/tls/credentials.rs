@@ -70,7 +70,11 @@ impl Credentials {
         &self.revoked
     }
 
-    pub(super) fn client(&self, expected: Expected) -> Result<Arc<ClientConfig>, TlsError> {
+    pub(super) fn client(
+        &self,
+        expected: Expected,
+        says_name: bool,
+    ) -> Result<Arc<ClientConfig>, TlsError> {
         let verifier =
             Servers { trust: self.trust.clone(), expected, revoked: self.revoked.clone() };
         let builder = ClientConfig::builder_with_provider(provider().clone())
@@ -81,7 +85,7 @@ impl Credentials {
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(self.identity.clone());
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        config.enable_sni = false;
+        config.enable_sni = says_name;
         // Every connection shows a certificate as it is now.
         config.resumption = Resumption::disabled();
         Ok(Arc::new(config))

@@ -6,8 +6,8 @@
 //!
 //! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
 //! [`token`] (for new machines), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
-//! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), [`stream`] (the
-//! connection itself), [`error_text`] (error messages).
+//! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), `server_name` (which
+//! stage of a node is meant), [`stream`] (the connection itself), [`error_text`] (error messages).
 //!
 //! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
 
@@ -23,6 +23,7 @@ pub mod key;
 pub mod party;
 mod provider;
 pub mod revoked;
+pub(crate) mod server_name;
 pub mod stream;
 pub mod token;
 pub mod verify;

@@ -1,7 +1,6 @@
 //! A connection between processes: a socket, plain or under TLS, that knows its peer and can be ended from outside.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,6 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use super::credentials::Credentials;
 use super::hangup::Hangup;
 use super::party::Who;
+use super::server_name::{TLS_BEGINS, server_name};
 use super::verify::{Expected, who_of};
 use super::{Revoked, TlsError};
 
@@ -23,8 +23,6 @@ use super::{Revoked, TlsError};
 const BUFFER_BYTES: usize = 256 << 10;
 /// Bytes that are read off a socket at once: rustls alone asks for 4 KiB at a time.
 const READ_BYTES: usize = 64 << 10;
-/// First byte of a TLS connection: a handshake record.
-const TLS_BEGINS: u8 = 0x16;
 /// Bytes of a server's first words (its HTTP/2 settings) that are read at once.
 const FIRST_WORDS: usize = 1024;
 
@@ -184,17 +182,20 @@ impl Offer {
 #[derive(Clone, Debug)]
 pub struct Dialling {
     config: Arc<ClientConfig>,
+    /// Of the stage, or in place of a name, which plays no other part.
+    name: ServerName<'static>,
     revoked: Arc<Revoked>,
 }
 
 impl Dialling {
-    /// Prepares to dial the peer `expected` with these credentials.
+    /// Prepares to dial the peer `expected`, which is stage `stage` of its node, with these credentials.
     ///
     /// # Errors
     /// TLS cannot be set up.
-    pub fn new(credentials: &Credentials, expected: Expected) -> Result<Self, TlsError> {
-        let revoked = credentials.revoked().clone();
-        Ok(Self { config: credentials.client(expected)?, revoked })
+    pub fn new(credentials: &Credentials, expected: Expected, stage: u8) -> Result<Self, TlsError> {
+        let (name, is_sent) = server_name(stage)?;
+        let (config, revoked) = (credentials.client(expected, is_sent)?, credentials.revoked());
+        Ok(Self { config, name, revoked: revoked.clone() })
     }
 
     /// Performs the TLS handshake over an open connection, and waits for the server's first bytes, which alone prove
@@ -205,10 +206,9 @@ impl Dialling {
     pub(crate) async fn connect(&self, socket: Socket) -> io::Result<Transport> {
         let connector = TlsConnector::from(self.config.clone());
         let limit = |c: &mut rustls::ClientConnection| c.set_buffer_limit(Some(BUFFER_BYTES));
-        // In place of a name, which plays no part.
-        let no_name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
+        let name = self.name.clone();
         let stream = connector
-            .connect_with(no_name, BufReader::with_capacity(READ_BYTES, socket), limit)
+            .connect_with(name, BufReader::with_capacity(READ_BYTES, socket), limit)
             .await?;
         let mut transport =
             Transport::over(TlsStream::from(stream), &self.revoked, Arc::default())?;

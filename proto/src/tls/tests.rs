@@ -14,6 +14,7 @@ use super::party::{check_name, coordinator_id, holder_name};
 use super::stream::{Dialling, Offer, Transport};
 use super::verify::{Authorities, CLOCK_SKEW_S, Expected, KeyUsage, Refused};
 use super::*;
+use crate::address::FIRST_STAGE;
 
 const NOW: u64 = 1_800_000_000;
 const HOUR: Duration = Duration::from_secs(3600);
@@ -191,7 +192,7 @@ async fn meet(
         stream.flush().await?;
         Ok(stream)
     };
-    let dialling = Dialling::new(client, expected).unwrap();
+    let dialling = Dialling::new(client, expected, FIRST_STAGE).unwrap();
     tokio::join!(serve, dialling.connect(far.into()))
 }
 
@@ -304,7 +305,7 @@ async fn a_server_without_tls_is_seen_to_be_one() {
         stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
         stream
     };
-    let dialling = Dialling::new(&desk, any(Role::Worker)).unwrap();
+    let dialling = Dialling::new(&desk, any(Role::Worker), FIRST_STAGE).unwrap();
     let socket = UnixStream::connect(&path).await.unwrap();
     let (_open, client) = tokio::join!(serve, dialling.connect(socket.into()));
     std::fs::remove_file(&path).unwrap();

@@ -4,10 +4,10 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use brigade_tests::process::{Running, is_alive, run, signal};
+use brigade_proto::address::Address;
+use brigade_tests::process::{Running, Server, is_alive, run, signal};
 use brigade_tests::secure::READY;
-
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::several_models::fleet::{PATIENCE, Scratch, said, stream, wait_for_models, words};
 use crate::several_models::fleet_pool::{Fleet, long, while_both_answer};
@@ -25,15 +25,6 @@ fn join_with(fleet: &Fleet, stages: &str, memory: &str) -> Running {
     let more = ["--memory", memory, "--speed", "20,200", "--stages", stages];
     let args = fleet.cluster.worker_args("lab", Some(&fleet.token), &more);
     Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
-}
-
-/// The process of a node's stage: `1/2`.
-fn process_of(node: &Running, stage: &str) -> Option<u32> {
-    let is_it = |pid: &u32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(&format!("--stage\0{stage}"))
-    };
-    node.children().into_iter().find(is_it)
 }
 
 fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -58,14 +49,24 @@ fn a_node_has_a_process_for_each_model() {
         fs::read(format!("{data}/stage-{stage}/node/key.pem")).unwrap()
     };
     assert_ne!(key("1"), key("2"), "and with keys of their own");
+    let first: Address = node.ready.trim().parse().unwrap();
+    let (first, second) = (first.clone().of_stage(1), first.of_stage(2));
+    let listed = fleet.cluster.admin(&["nodes"]);
+    let has = |address: &Address| {
+        listed.split_whitespace().any(|word| word.trim_end_matches(',') == address.to_string())
+    };
+    assert!(has(&first) && has(&second), "they have one port: {listed}");
+    let stages = ["1/2", "2/2"].map(|stage| node.stage(stage).unwrap());
+    let listening = [node.pid(), stages[0], stages[1]].map(|pid| sockets(pid, LISTENS));
+    assert_eq!(listening, [1, 0, 0], "the node alone listens");
     let undisturbed = stream(&fleet.server.url("/v1/completions"), &long("first"), |_| {});
     // One is killed: it comes again, and the other has not noticed.
     let of = |model: &str| fleet.line(model)[0].replace("lab.", "") + "/2";
-    let [killed, other] = ["first", "second"].map(|model| process_of(&node, &of(model)).unwrap());
+    let [killed, other] = ["first", "second"].map(|model| node.stage(&of(model)).unwrap());
     let first = of("first");
     while_both_answer(&fleet, &undisturbed, || signal("KILL", killed));
     assert_eq!((fleet.down("first"), fleet.down("second")), (1.0, 0.0));
-    let again = process_of(&node, &first).unwrap();
+    let again = node.stage(&first).unwrap();
     assert!(again != killed && is_alive(other), "it is another process");
     assert_eq!(of("first"), first, "under the same name");
     // However the node ends, its stages do.
@@ -115,27 +116,36 @@ fn a_model_may_have_most_of_its_node() {
     fleet.wait("what the first one had has come back", is("other", 2, both.clone()));
     // The one that has it is killed: what it had comes back, and the model is loaded again.
     let stage = fleet.line("other")[0].replace("lab.", "") + "/3";
-    let killed = process_of(&node, &stage).unwrap();
+    let killed = node.stage(&stage).unwrap();
     signal("KILL", killed);
     fleet.wait("the line is up again", |fleet| fleet.down("other") >= 1.0);
     assert_eq!(said(&fleet.server, "other", 1)[1], answer[1]);
     fleet.wait("it has as much as before", is("other", 2, both));
     assert_eq!(loaded(), ["other", "small"]);
 }
+/// State of a connection that is not closed, in the system's table.
+const OPEN: &str = "01";
+/// State of a socket that listens.
+const LISTENS: &str = "0A";
 
 /// Connections of the process to others that are not closed.
 fn connections(pid: u32) -> usize {
+    sockets(pid, OPEN)
+}
+
+/// Sockets of the process in this state.
+fn sockets(pid: u32, state: &str) -> usize {
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
     let names = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
     let sockets: Vec<String> = names
         .filter_map(|name| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.into()))
         .collect();
     let table = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
-    let is_open = |line: &&str| {
+    let is_in = |line: &&str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        fields.len() > 9 && fields[3] == "01" && sockets.iter().any(|inode| inode == fields[9])
+        fields.len() > 9 && fields[3] == state && sockets.iter().any(|inode| inode == fields[9])
     };
-    table.lines().filter(is_open).count()
+    table.lines().filter(is_in).count()
 }
 
 fn a_node_that_is_revoked_loses_all_of_its_stages() {
@@ -146,7 +156,7 @@ fn a_node_that_is_revoked_loses_all_of_its_stages() {
     let attic = fleet.cluster.worker_args("attic", Some(&fleet.token), &["--speed", "20,200"]);
     let attic = Running::start(&attic.iter().map(String::as_str).collect::<Vec<_>>(), READY);
     wait_for_models(&fleet.server, &["first", "second"]);
-    let stages = ["1/2", "2/2"].map(|stage| process_of(&node, stage).unwrap());
+    let stages = ["1/2", "2/2"].map(|stage| node.stage(stage).unwrap());
     wait("both stages are connected", || stages.iter().all(|pid| connections(*pid) > 0));
     let revoked = fleet.cluster.admin(&["revoke", "lab"]);
     assert!(revoked.contains("revoked lab.1") && revoked.contains("revoked lab.2"), "{revoked}");
@@ -160,6 +170,47 @@ fn a_node_that_is_revoked_loses_all_of_its_stages() {
     let standing = fleet.cluster.admin(&["nodes"]);
     assert_eq!(standing.matches("revoked").count(), 2, "{standing}");
     assert!(connections(attic.pid()) > 0, "the other machine has lost nothing");
+}
+
+/// A line over both stages of a node, which answers, also after one of them has come again.
+fn answers_over(first: &Address, second: &Address, node: &Running) {
+    let at = [first.to_string(), second.to_string()];
+    let args = ["--checkpoint", "buddy", "--worker", &at[0], "--worker", &at[1]];
+    let server = Server::start(&[&args[..], &["--cuts", "2"]].concat());
+    let body = json!({"prompt": "one two", "max_tokens": 8, "temperature": 0});
+    let before = server.post("/v1/completions", &body);
+    assert_eq!(before.status, 200, "{}", before.body);
+    signal("KILL", node.stage("2/2").unwrap());
+    let text = |body: &str| {
+        let answer: Value = serde_json::from_str(body).unwrap();
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    wait("the line answers the same again", || {
+        let again = server.post("/v1/completions", &body);
+        again.status == 200 && text(&again.body) == text(&before.body)
+    });
+}
+
+fn plain_stages_of_a_node_are_one_line_through_one_port() {
+    let args = ["worker", "--listen", "127.0.0.1:0", "--stages", "2", "--memory", "2G"];
+    let node = Running::start(&[&args[..], &["--speed", "20,200"]].concat(), READY);
+    let port: Address = node.ready.trim().parse().unwrap();
+    wait("two stages", || node.stage("2/2").is_some());
+    answers_over(&port.clone().of_stage(1), &port.of_stage(2), &node);
+}
+
+fn stages_have_ports_of_their_own_where_they_are_named() {
+    // Some that are free: others may take them before the node does, and then it says so.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let first = if free < 60_000 { free } else { free - 10_000 };
+    let (listen, ports) = (format!("127.0.0.1:{first}"), format!("{first}-{}", first + 1));
+    let args = ["worker", "--stages", "2", "--memory", "2G", "--speed", "20,200"];
+    let each = ["--listen", &listen, "--stage-ports", &ports];
+    let node = Running::start(&[&args[..], &each].concat(), READY);
+    let port = |number: u16| Address::tcp("127.0.0.1", first + number - 1);
+    wait("two stages", || node.stage("2/2").is_some());
+    answers_over(&port(1), &port(2), &node);
+    assert_eq!(sockets(node.pid(), LISTENS), 0, "the node itself listens nowhere");
 }
 
 fn a_node_that_is_told_to_leave_ends_with_its_stages() {
@@ -183,8 +234,10 @@ fn what_a_node_cannot_share_is_refused_at_once() {
     };
     let said = refused(&["--listen", "unix:/tmp/none"]);
     assert!(said.contains("is one socket"), "{said}");
-    let said = refused(&["--listen", "127.0.0.1:65535"]);
-    assert!(said.contains("name a lower one"), "{said}");
+    let said = refused(&["--listen", "127.0.0.1:7070", "--stage-ports", "7070-7070"]);
+    assert!(said.contains("are 1 ports, for 2 stages"), "{said}");
+    let said = refused(&["--listen", "0.0.0.0:0"]);
+    assert!(said.contains("is not on this machine"), "{said}");
     let said = refused(&["--listen", "127.0.0.1:0", "--kernels", "none"]);
     assert!(said.contains("ended before it was ready"), "{said}");
     let said = refused(&["--join", "127.0.0.1:9", "--token-file", "-"]);
@@ -193,5 +246,6 @@ fn what_a_node_cannot_share_is_refused_at_once() {
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: a_model_may_have_most_of_its_node, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
+        plain_stages_of_a_node_are_one_line_through_one_port, stages_have_ports_of_their_own_where_they_are_named,
         what_a_node_cannot_share_is_refused_at_once;
 ];

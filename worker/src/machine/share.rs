@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use brigade_proto::address::MAX_STAGES_AT_ADDRESS;
+
 use super::turns;
 
 /// Stages of a node.
-pub const MAX_STAGES: usize = 64;
+pub const MAX_STAGES: usize = MAX_STAGES_AT_ADDRESS as usize;
 
 /// The number of a node's stage that a process runs: `2/3`, the second of three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,12 @@ impl Share {
             }
             None => self.to_string(),
         }
+    }
+
+    /// The stage's number in addresses.
+    pub fn in_address(self) -> u8 {
+        // At most `MAX_STAGES`, which is one.
+        self.number as u8
     }
 
     /// The data folder of the stage, in that of its node.

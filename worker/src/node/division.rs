@@ -7,17 +7,16 @@ use crate::config::{Config, ConfigError, Secured, bad};
 use crate::machine::share::Share;
 
 /// The settings of a stage, of those of its node: an address and a name of its own, and as much room for records as the
-/// others. Memory is for all of them, as each needs it; threads and CPUs are for all of them, in turn.
+/// others. Memory is for all of them, as each needs it; threads and CPUs are for all of them, in turn. `at` is where the node
+/// listens for all of them, once it does.
 ///
 /// # Errors
 /// There is too little of something for so many.
-pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
+pub fn deal(share: Share, node: Config, at: Option<&Address>) -> Result<Config, ConfigError> {
     let mut stage = Config {
-        listen: node.listen.map(|listen| address(share, "--listen", listen)).transpose()?,
-        advertise: match node.advertise {
-            Some(advertise) => Some(address(share, "--advertise", advertise)?),
-            None => None,
-        },
+        listen: listen(share, &node, at)?,
+        advertise: advertise(share, &node)?,
+        is_behind_node: at.is_some(),
         exit_with_stdin: true,
         share: Some(share),
         ..node
@@ -32,28 +31,61 @@ pub fn deal(share: Share, node: Config) -> Result<Config, ConfigError> {
     Ok(stage)
 }
 
-/// A stage's address, from the node's: the ports of a node's stages follow each other.
-fn address(share: Share, option: &'static str, node: Address) -> Result<Address, ConfigError> {
-    match node {
-        Address::Tcp { host, port: 0 } => Ok(Address::Tcp { host, port: 0 }),
-        Address::Tcp { host, port } => {
-            let last = usize::from(port) + share.of - 1;
-            let own = u16::try_from(usize::from(port) + share.number - 1);
-            match own.ok().filter(|_| last <= usize::from(u16::MAX)) {
-                Some(port) => Ok(Address::Tcp { host, port }),
-                None => {
-                    let problem = format!(
-                        "is the first of {} ports, of which the last would be {last}: name a lower one",
-                        share.of
-                    );
-                    Err(bad(option, format!("{host}:{port}"), problem))
-                }
-            }
+/// Where a stage listens: at the port of the node under its number, or at a port of its own.
+fn listen(
+    share: Share,
+    node: &Config,
+    at: Option<&Address>,
+) -> Result<Option<Address>, ConfigError> {
+    let Some(ports) = node.stage_ports else {
+        let listen = at.or(node.listen.as_ref());
+        return listen.map(|listen| numbered(share, "--listen", listen)).transpose();
+    };
+    let wrong = |problem| Err(bad("--stage-ports", ports.to_string(), problem));
+    if ports.count() < share.of {
+        return wrong(format!("are {} ports, for {} stages", ports.count(), share.of));
+    }
+    match &node.listen {
+        Some(Address::Tcp { port, .. }) if *port == ports.first() => {
+            node.listen.as_ref().map(|listen| nth_port(share, "--listen", listen)).transpose()
         }
+        _ => wrong(format!(
+            "are ports of the host that --listen names: give --listen HOST:{}",
+            ports.first()
+        )),
+    }
+}
+
+/// Where others dial a stage; `None`: where it listens.
+fn advertise(share: Share, node: &Config) -> Result<Option<Address>, ConfigError> {
+    let of_stage = if node.stage_ports.is_some() { nth_port } else { numbered };
+    node.advertise.as_ref().map(|address| of_stage(share, "--advertise", address)).transpose()
+}
+
+/// The node's address with the stage's number.
+fn numbered(share: Share, option: &'static str, node: &Address) -> Result<Address, ConfigError> {
+    match node {
+        Address::Tcp { .. } => Ok(node.clone().of_stage(share.in_address())),
         Address::Unix(path) => {
-            let problem =
-                "is one socket: a node's stages listen at HOST:PORT and the ports behind it";
+            let problem = "is one socket, of one worker: a node's stages listen at HOST:PORT";
             Err(bad(option, format!("unix:{}", path.display()), problem))
+        }
+    }
+}
+
+/// The node's address with the stage's port: ports of stages follow each other.
+fn nth_port(share: Share, option: &'static str, node: &Address) -> Result<Address, ConfigError> {
+    let Address::Tcp { host, port, .. } = node else { return numbered(share, option, node) };
+    let last = usize::from(*port) + share.of - 1;
+    let own = u16::try_from(usize::from(*port) + share.number - 1);
+    match own.ok().filter(|_| last <= usize::from(u16::MAX)) {
+        Some(port) => Ok(Address::tcp(host, port)),
+        None => {
+            let problem = format!(
+                "is the first of {} ports, of which the last would be {last}: name a lower one",
+                share.of
+            );
+            Err(bad(option, node.to_string(), problem))
         }
     }
 }
@@ -64,10 +96,18 @@ mod tests {
     use crate::config::RawConfig;
     use crate::prefixes::store::Sizes;
 
-    fn dealt(raw: RawConfig, share: &str) -> Result<Config, String> {
+    fn dealt_at(raw: RawConfig, share: &str, at: Option<&Address>) -> Result<Config, String> {
         let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
         let node = Config::validate(raw, &home).unwrap();
-        deal(share.parse::<Share>()?, node).map_err(|error| error.to_string())
+        deal(share.parse::<Share>()?, node, at).map_err(|error| error.to_string())
+    }
+
+    fn dealt(raw: RawConfig, share: &str) -> Result<Config, String> {
+        dealt_at(raw, share, None)
+    }
+
+    fn address(text: &str) -> Option<Address> {
+        Some(text.parse().unwrap())
     }
 
     fn raw() -> RawConfig {
@@ -86,7 +126,7 @@ mod tests {
     #[test]
     fn a_stage_has_its_part_and_a_name_of_its_own() {
         let stage = dealt(raw(), "2/3").unwrap();
-        assert_eq!(stage.listen, Some("10.0.0.2:7071".parse().unwrap()));
+        assert_eq!(stage.listen, address("10.0.0.2:7070/2"));
         assert_eq!((stage.memory_bytes, stage.threads), (Some(12 << 30), Some(6)));
         assert_eq!(stage.prefixes.ram, 1 << 30);
         let (data_dir, name) = ("/data/stage-2".into(), "lab.2".to_owned());
@@ -95,14 +135,36 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shared_is_refused() {
-        let at = |listen: &str| RawConfig { listen: listen.into(), ..raw() };
+    fn stages_have_the_nodes_port_together_or_one_each() {
+        let outside = || RawConfig { advertise: Some("lab:9000".into()), ..raw() };
+        let at = address("10.0.0.2:41234");
+        for (share, listen, advertise) in
+            [("1/3", "10.0.0.2:41234", "lab:9000"), ("3/3", "10.0.0.2:41234/3", "lab:9000/3")]
+        {
+            let stage = dealt_at(outside(), share, at.as_ref()).unwrap();
+            assert_eq!((stage.listen, stage.advertise), (address(listen), address(advertise)));
+            assert!(stage.is_behind_node);
+        }
+        let each = |ports: &str| RawConfig { stage_ports: ports.parse().ok(), ..outside() };
+        let stage = dealt(each("7070-7073"), "3/3").unwrap();
         assert_eq!(
-            dealt(at("127.0.0.1:0"), "2/2").unwrap().listen,
-            Some("127.0.0.1:0".parse().unwrap())
+            (stage.listen, stage.advertise),
+            (address("10.0.0.2:7072"), address("lab:9002"))
         );
-        assert!(dealt(at("127.0.0.1:65534"), "1/3").unwrap_err().contains("name a lower one"));
-        assert!(dealt(at("unix:/run/w"), "1/2").unwrap_err().contains("is one socket"));
+        assert!(!stage.is_behind_node);
+        let refused = |raw| dealt(raw, "1/3").unwrap_err();
+        assert!(refused(each("7070-7071")).contains("are 2 ports, for 3 stages"));
+        assert!(refused(each("7071-7073")).contains("give --listen HOST:7071"));
+        let no_listen = RawConfig { listen: String::new(), ..each("7070-7073") };
+        assert!(refused(no_listen).contains("give --listen HOST:7070"));
+        let high = RawConfig { advertise: Some("lab:65534".into()), ..each("7070-7073") };
+        assert!(refused(high).contains("name a lower one"));
+    }
+
+    #[test]
+    fn what_cannot_be_shared_is_refused() {
+        let unix = RawConfig { listen: "unix:/run/w".into(), ..raw() };
+        assert!(dealt(unix, "1/2").unwrap_err().contains("is one socket"));
         for text in ["0/2", "3/2", "1", "1/65", "a/b", "1/2:3,4", "1/2:a,b,c", "1/2:3,4,5,6"] {
             assert!(dealt(raw(), text).is_err(), "{text}");
         }

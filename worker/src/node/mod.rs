@@ -1,8 +1,9 @@
 //! A node: a process that runs the stages of its machine. Each stage has a process of its own. So a fault of one
 //! touches no other, and its memory is always freed.
 //!
-//! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the
-//! node's: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
+//! From outside a node is one port: the node listens there, and hands each connection to the stage that it names. A stage is
+//! the program that the node itself is, started from its open file. Its standard input is a socket of the node's, by which
+//! connections come: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
 //! that grows. The first stage measures the machine undisturbed, and tells the node. The others get its figures, and
 //! start at the same time. Where the figures of one stage do not hold for the others, all of them measure, one after
 //! the other.
@@ -14,22 +15,27 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, Command};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::config::{Config, Secured};
 use crate::machine::ledger::Book;
 use crate::machine::share::{Inherited, Share};
 use crate::machine::turns::Locks;
-use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
+use crate::run::{READY_PREFIX, SPEEDS_PREFIX, bind_near, listen_address};
+use brigade_proto::address::Address;
+use brigade_proto::net::NetError;
+use brigade_proto::net::front::{Front, Speech, Stages};
+use brigade_proto::net::handover::Giver;
 use brigade_proto::task::joined;
 
 /// Pause before a stage that ended is started again; it doubles with each that did not last ...
@@ -44,12 +50,21 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 /// The variable in which a stage is told the machine's speeds; `--speed` counts before it.
 const SPEEDS: &str = "BRIGADE_SPEED";
 
+/// The option by which a stage is told where its node listens.
+const STAGE_AT: &str = "--stage-at";
+
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The program's own file cannot be opened or started.
     #[error("cannot start this program's own file for a stage: {0}")]
     Program(io::Error),
+    /// The node cannot listen.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// There is no way to hand connections to a stage.
+    #[error("cannot make the sockets by which a stage is given connections: {0}")]
+    Handover(io::Error),
     /// Stages could not take turns, or share the node's memory.
     #[error("cannot make the locks and the ledger that the stages share: {0}")]
     Shared(io::Error),
@@ -84,6 +99,10 @@ pub struct Node {
     /// Arguments of each stage, beside that with its number.
     arguments: Vec<OsString>,
     stages: usize,
+    /// Where the node listens for its stages; `None`: each listens itself.
+    at: Option<Address>,
+    /// The ways to the stages that are ready.
+    ways: Arc<Stages>,
     /// The locks by which stages take turns.
     locks: Locks,
     /// What each stage has of the node's memory.
@@ -102,19 +121,31 @@ impl Node {
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Shared)?;
         let ledger = Book::new().map_err(NodeError::Shared)?;
-        Ok(Self { program, arguments, stages, locks, ledger, speeds: OnceLock::new() })
+        let (at, ways, speeds) = (None, Arc::default(), OnceLock::new());
+        Ok(Self { program, arguments, stages, at, ways, locks, ledger, speeds })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
-    /// where it listens, when it is first ready.
+    /// where it listens, when it is first ready. `config` has the settings of the node.
     ///
     /// # Errors
-    /// A stage does not get ready at all.
+    /// The node cannot listen, or a stage does not get ready at all.
     pub async fn run(
-        self,
+        mut self,
+        config: &Config,
         shutdown: impl Future<Output = ()>,
         wish: impl Future<Output = ()>,
     ) -> Result<(), NodeError> {
+        let front = front(config).await?;
+        self.at = front.as_ref().map(|front| front.address().clone());
+        let ways = self.ways.clone();
+        let handing = async {
+            match front {
+                Some(front) => front.serve(ways).await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut handing = std::pin::pin!(handing);
         let (mode, told) = watch::channel(Mode::Run);
         let (turn, node, mut stages) = (Arc::new(Mutex::new(())), Arc::new(self), JoinSet::new());
         for number in 1..=node.stages {
@@ -128,6 +159,7 @@ impl Node {
         let mut result = Ok(());
         loop {
             tokio::select! {
+                never = &mut handing => match never {},
                 () = &mut shutdown, if *mode.borrow() != Mode::Stop => drop(mode.send_replace(Mode::Stop)),
                 () = &mut wish, if *mode.borrow() == Mode::Run => drop(mode.send_replace(Mode::Drain)),
                 ended = stages.join_next() => {
@@ -142,15 +174,35 @@ impl Node {
         }
     }
 
-    fn command(&self, share: Share) -> Command {
+    fn command(&self, share: Share, stdin: OwnedFd) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
         command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.args(self.at.iter().flat_map(|at| [STAGE_AT.to_owned(), at.to_string()]));
+        command.stdin(Stdio::from(stdin)).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
         command.process_group(0).kill_on_drop(true);
         command
     }
+}
+
+/// The port of a node, unless each of its stages has one.
+async fn front(config: &Config) -> Result<Option<Front>, NetError> {
+    if config.stage_ports.is_some() {
+        return Ok(None);
+    }
+    let speech = match config.secured {
+        Secured::No => Speech::Plain { insecure_network: config.insecure_network },
+        Secured::Parent | Secured::External(_) | Secured::Member { .. } => Speech::Tls,
+    };
+    let address = listen_address(config).await?;
+    let bind = |at: Address| async move { Front::bind(&at, speech).await };
+    let front = match config.listen {
+        Some(_) => bind(address).await?,
+        None => bind_near(address, bind).await?,
+    };
+    tracing::info!(address = %front.address(), "the node listens for its stages");
+    Ok(Some(front))
 }
 
 /// One stage, over all its lives.
@@ -165,8 +217,8 @@ struct Stage {
 /// A process of a stage.
 struct Life {
     child: Child,
-    /// Closing this tells it to leave.
-    stdin: Option<ChildStdin>,
+    /// The way to it, whose end tells it to leave.
+    way: Giver,
     began: Instant,
 }
 
@@ -197,6 +249,9 @@ impl Stage {
             let status = match self.until(&mut life, ready).await {
                 Ok(line) => {
                     drop(turn);
+                    if line.is_some() {
+                        self.node.ways.open(self.share.number, life.way.clone());
+                    }
                     if let Some(line) = line.filter(|_| !was_ready) {
                         was_ready = true;
                         self.say(&line)?;
@@ -207,6 +262,7 @@ impl Stage {
             };
             // The process is gone, and with it what it had.
             self.node.ledger.forget(self.share);
+            self.node.ways.close(self.share.number);
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
             }
@@ -227,10 +283,10 @@ impl Stage {
     }
 
     fn begin(&self) -> Result<Life, NodeError> {
-        let mut child = self.node.command(self.share).spawn().map_err(NodeError::Program)?;
+        let (way, stdin) = Giver::pair().map_err(NodeError::Handover)?;
+        let child = self.node.command(self.share, stdin).spawn().map_err(NodeError::Program)?;
         tracing::info!(stage = %self.share, pid = child.id(), "a stage begins");
-        let stdin = child.stdin.take();
-        Ok(Life { child, stdin, began: Instant::now() })
+        Ok(Life { child, way, began: Instant::now() })
     }
 
     /// The next of `news`, or the exit status if the process ends first. The process is told to leave when the node
@@ -277,7 +333,7 @@ impl Life {
     }
 
     async fn end(&mut self) -> ExitStatus {
-        self.stdin = None;
+        self.way.end();
         match timeout(LEAVE_WITHIN, self.child.wait()).await {
             Ok(status) => status.unwrap_or_default(),
             Err(_) => {

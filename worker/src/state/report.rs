@@ -44,7 +44,7 @@ fn fresh<T: Copy>(
 }
 
 /// Capabilities of this release beyond its wire version.
-const FEATURES: [Feature; 11] = [
+const FEATURES: [Feature; 12] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Companion,
@@ -56,6 +56,7 @@ const FEATURES: [Feature; 11] = [
     Feature::Fetch,
     Feature::Gather,
     Feature::OwnDrafts,
+    Feature::StageAddresses,
 ];
 
 impl Worker {

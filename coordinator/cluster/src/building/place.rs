@@ -36,7 +36,7 @@ use crate::members::conn::{Conn, WorkerError};
 use crate::members::facts::{self, worker_facts};
 use crate::members::lease::Lease;
 use crate::members::node_memory;
-use crate::members::placed_stage::{Identity, PlacedStage};
+use crate::members::placed_stage::{Identity, PlacedStage, out_of_reach};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
 use crate::states::transfer::StageStates;
@@ -485,6 +485,10 @@ pub fn orders(
         Err(_) if model.remote.is_some() => Vec::new(),
         Err(error) => return Err(HashError::from(error).into()),
     };
+    let lost = out_of_reach(&placement.stages, placement.checkpoint == Checkpoint::Buddy);
+    if !lost.is_empty() {
+        return Err(PlaceError::Workers(lost));
+    }
     let order = |(index, stage): (usize, &PlacedStage)| {
         let request = prepare_request(model, placement, index, options, files.clone());
         let holders = match model.remote {

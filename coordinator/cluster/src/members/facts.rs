@@ -6,6 +6,7 @@
 //! their figures are close. Otherwise noise would decide the cuts.
 
 use brigade_plan::{HostExperts, HostFacts, WorkerFacts};
+use brigade_proto::address::{Address, FIRST_STAGE};
 use brigade_proto::control::{Capabilities, Feature, HostPart};
 use brigade_worker::backend::expert_placement::ALL_LAYERS;
 
@@ -81,6 +82,11 @@ pub fn knows(caps: &Capabilities, feature: Feature) -> bool {
     caps.features().any(|known| known == feature)
 }
 
+/// Whether a worker can dial another at this address: one of an older release knows no numbers of stages.
+pub fn can_dial(caps: &Capabilities, address: &Address) -> bool {
+    address.stage() == FIRST_STAGE || knows(caps, Feature::StageAddresses)
+}
+
 fn are_alike(a: &Capabilities, b: &Capabilities) -> bool {
     a.host_id == b.host_id && a.threads == b.threads && a.kernels == b.kernels
 }
@@ -123,6 +129,15 @@ mod tests {
         caps.features = vec![Feature::LoadAhead.into(), Feature::Companion.into()];
         let of = [Feature::LoadAhead, Feature::Companion, Feature::Windows, Feature::LaterDraws];
         assert_eq!(of.map(|feature| knows(&caps, feature)), [true, true, false, false]);
+    }
+
+    #[test]
+    fn an_older_release_dials_no_stage_by_its_number() {
+        let (old, mut new) = (worker("a", 7.5), worker("a", 7.5));
+        new.features = vec![Feature::StageAddresses.into()];
+        let [first, second] = ["lab:7070", "lab:7070/2"].map(|text| text.parse().unwrap());
+        assert!(can_dial(&old, &first) && can_dial(&new, &first));
+        assert!(can_dial(&new, &second) && !can_dial(&old, &second));
     }
 
     #[test]

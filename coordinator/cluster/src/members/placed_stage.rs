@@ -6,7 +6,8 @@ use brigade_plan::{PlanSettings, StagePlan};
 use brigade_proto::limits::SNAPSHOT_FRAME_BYTES;
 use brigade_worker::backend::expert_placement::ALL_LAYERS;
 
-use crate::members::conn::Conn;
+use crate::members::conn::{Conn, WorkerError};
+use crate::members::facts;
 use crate::reconcile::MemberId;
 
 /// The coordinator that places, and the epoch.
@@ -88,6 +89,27 @@ impl PlacedStage {
     pub fn layer_range(&self) -> Range<u32> {
         self.layers.start as u32..self.layers.end as u32
     }
+}
+
+/// The workers of a line that cannot dial the stage behind them, each with the reason. In a `ring`, the first stage is behind
+/// the last one.
+pub fn out_of_reach(stages: &[PlacedStage], ring: bool) -> Vec<(MemberId, WorkerError)> {
+    let behind = stages.iter().cycle().skip(1).take(if ring {
+        stages.len()
+    } else {
+        stages.len().saturating_sub(1)
+    });
+    let refuse = |(stage, next): (&PlacedStage, &PlacedStage)| {
+        let (worker, at) = (stage.conn.name().to_owned(), next.conn.address());
+        (!facts::can_dial(stage.conn.capabilities(), at)).then(|| {
+            let reason = format!(
+                "it is of an older release, which knows no stages of nodes, and cannot dial {at}: upgrade it, or start that \
+                 node with --stage-ports"
+            );
+            (stage.member, WorkerError::Refused { worker, reason })
+        })
+    };
+    stages.iter().zip(behind).filter_map(refuse).collect()
 }
 
 /// Where a worker that has such a place puts routed experts.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use brigade_proto::address::{Address, FIRST_STAGE};
 use brigade_proto::tls::files::Lock;
 use brigade_proto::tls::party::MAX_PARTY_NAME_BYTES;
 use brigade_proto::tls::verify::CLOCK_SKEW_S;
@@ -144,12 +145,15 @@ impl Roster {
         self.nodes.iter().rfind(is_it).map(|node| node.address.as_str())
     }
 
-    /// Revokes the nodes of this name or address, or of a key that begins like this, and the stages of a node of this name;
-    /// those that were found.
+    /// Revokes the nodes of this name or address, or of a key that begins like this, and the stages of a node of this name or
+    /// address; those that were found.
     pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
+        // An address without a number is of the whole node.
+        let endpoint = which.parse::<Address>().ok().filter(|at| at.stage() == FIRST_STAGE);
         let is_it = |node: &Node| {
-            let at = !which.is_empty() && node.address == which;
+            let is_stage_at = endpoint.as_ref().is_some_and(|at| at.is_endpoint_of(&node.address));
+            let at = !which.is_empty() && (node.address == which || is_stage_at);
             let is_called = node.name == which || is_stage_of(&node.name, which);
             is_called || at || (is_key && node.key.starts_with(which))
         };

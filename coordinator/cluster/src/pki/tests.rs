@@ -151,6 +151,21 @@ fn a_node_is_revoked_with_all_of_its_stages_and_no_other() {
     };
     assert_eq!(names("lab"), ["lab.1", "lab.2"]);
     assert_eq!(names("lab2.1"), ["lab2.1"], "one stage");
+    // By its address: stages have it together, and a number each.
+    for (name, address) in [
+        ("at.1", "10.0.0.9:1"),
+        ("at.2", "10.0.0.9:1/2"),
+        ("at.3", "10.0.0.9:1/3"),
+        ("by", "10.0.0.9:12"),
+    ] {
+        let of = key();
+        enrol(&pki, &of, name, &pki.create_token(HOUR, 1).unwrap()).unwrap();
+        let party =
+            brigade_proto::tls::Party { role: Role::Worker, name: name.into(), key: of.id() };
+        pki.seen(&party, address).unwrap();
+    }
+    assert_eq!(names("10.0.0.9:1/2"), ["at.2"], "one stage");
+    assert_eq!(names("10.0.0.9:1"), ["at.1", "at.3"], "all that are left");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::members::conn::{Conn, WorkerError};
+use crate::members::facts;
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::states::choose::{self, Has};
 use crate::states::transfer::StageStates;
@@ -157,14 +158,16 @@ impl StageStates {
                 return Some(layers);
             }
             let reach = self.workers().nth(from.worker)?.reach();
-            Some(CopySource {
+            let dials = self.workers().nth(stage)?;
+            facts::can_dial(dials.capabilities(), reach.address()).then(|| CopySource {
                 address: reach.address().to_string(),
                 key: reach.key_bytes(),
                 ..layers
             })
         };
         let sources: Option<Vec<CopySource>> = from.iter().map(source).collect();
-        sources.ok_or_else(|| "the address of a worker with copies is not known".to_owned())
+        sources
+            .ok_or_else(|| "a worker with copies has no address that the other can dial".to_owned())
     }
 }
 

@@ -19,7 +19,9 @@ pub fn holders<'c>(conn: &Conn, conns: impl Iterator<Item = &'c Conn>) -> Vec<Ho
         return Vec::new();
     }
     let others = conns.filter(|other| {
-        other.address() != conn.address() && facts::knows(other.capabilities(), Feature::Gather)
+        other.address() != conn.address()
+            && facts::knows(other.capabilities(), Feature::Gather)
+            && facts::can_dial(conn.capabilities(), other.address())
     });
     let holder = |other: &Conn| Holder {
         address: other.address().to_string(),

@@ -197,7 +197,7 @@ fn is_a_cluster(line: &LineArgs) -> bool {
 /// The address that others dial. Where the server listens on all addresses, it is this machine's name.
 fn reachable(control: &Address) -> String {
     match control {
-        Address::Tcp { host, port }
+        Address::Tcp { host, port, .. }
             if host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_unspecified()) =>
         {
             format!("{}:{port}", node_name())

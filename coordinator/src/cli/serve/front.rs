@@ -11,7 +11,7 @@ use brigade_http::{
 use brigade_line::clock;
 use brigade_line::keys::{KeyFile, KeyGroup, KeyGroups, KeyRing};
 use brigade_plan::parse_bytes;
-use brigade_proto::address::{Address, AddressError};
+use brigade_proto::address::{Address, AddressError, FIRST_STAGE};
 use brigade_proto::net::listen_tcp;
 use brigade_worker::config::node_name;
 use clap::Args;
@@ -329,7 +329,7 @@ async fn listen(
     plain: bool,
     tls: Option<Tls>,
 ) -> Result<Listening> {
-    let Address::Tcp { host, port } = address else {
+    let Address::Tcp { host, port, stage: FIRST_STAGE } = address else {
         bail!("{option} {address}: HTTP is served on TCP only: give HOST:PORT");
     };
     let unresolved = |source| AddressError::Unresolved { address: address.to_string(), source };
