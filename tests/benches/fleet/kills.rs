@@ -9,7 +9,7 @@ use brigade_tests::process::{children_of, is_alive, signal};
 use serde_json::{Value, json};
 
 use crate::Options;
-use crate::world::{Model, PATIENCE, World, quantile, random, wait};
+use crate::fleet::{Fleet, Model, PATIENCE, quantile, random, wait};
 
 const TOKENS: usize = 300;
 /// Different requests to each model.
@@ -140,15 +140,15 @@ fn client(url: &str, model: &Model, expected: &[String], seen: &Streams) {
 }
 
 /// Processes of the stages of all nodes.
-fn stages(world: &World) -> Vec<u32> {
-    world.nodes.iter().flat_map(|node| children_of(node.pid())).collect()
+fn stages(fleet: &Fleet) -> Vec<u32> {
+    fleet.nodes.iter().flat_map(|node| children_of(node.pid())).collect()
 }
 
 /// The process of a stage by its name, `node0.2`, and the number of its node.
-fn process_of(world: &World, name: &str) -> Option<(u32, usize)> {
+fn process_of(fleet: &Fleet, name: &str) -> Option<(u32, usize)> {
     let (node, stage) = name.strip_prefix("node")?.split_once('.').unwrap_or((&name[4..], ""));
     let node: usize = node.parse().ok()?;
-    let pid = world.nodes.get(node)?.pid();
+    let pid = fleet.nodes.get(node)?.pid();
     if stage.is_empty() {
         return Some((pid, node));
     }
@@ -174,17 +174,17 @@ struct Table {
 pub fn run(options: &Options) -> Result<(), String> {
     let mut models = Model::five(&options.size);
     models.retain(|model| !model.is_encoder && model.name != "qwen3moe");
-    let expected: Vec<Vec<String>> = crate::world::alone(&models, |model, server| {
+    let expected: Vec<Vec<String>> = crate::fleet::alone(&models, |model, server| {
         let of = |i| json!(read(&server.url(""), &request(model, i), &Streams::new()).unwrap());
         (0..REQUESTS).map(of).collect()
     })
     .into_iter()
     .map(|all| all.iter().map(|text| text.as_str().unwrap().to_owned()).collect())
     .collect();
-    let mut world =
-        World::start(options, &models, "ctx = 1024\nmax-seqs = 4\nreplace-after = \"0\"");
-    models.iter().for_each(|model| world.wait_for(model.name));
-    let url = world.server().url("");
+    let mut fleet =
+        Fleet::start(options, &models, "ctx = 1024\nmax-seqs = 4\nreplace-after = \"0\"");
+    models.iter().for_each(|model| fleet.wait_for(model.name));
+    let url = fleet.server().url("");
     let seen: Vec<Streams> = models.iter().map(|_| Streams::new()).collect();
     let tables = std::thread::scope(|scope| {
         for ((model, expected), seen) in models.iter().zip(&expected).zip(&seen) {
@@ -196,7 +196,7 @@ pub fn run(options: &Options) -> Result<(), String> {
             let mut table = Table::default();
             for _ in 0..options.kills {
                 std::thread::sleep(Duration::from_millis(300 + next() % 400));
-                kill(victim, &mut world, options, &models, &seen, next() as usize, &mut table);
+                kill(victim, &mut fleet, options, &models, &seen, next() as usize, &mut table);
             }
             (victim, table)
         });
@@ -237,29 +237,29 @@ pub fn run(options: &Options) -> Result<(), String> {
 /// Kills something, and waits until every model's stream goes on.
 fn kill(
     victim: Victim,
-    world: &mut World,
+    fleet: &mut Fleet,
     options: &Options,
     models: &[Model],
     seen: &[Streams],
     draw: usize,
     table: &mut Table,
 ) {
-    let lines: Vec<Vec<String>> = models.iter().map(|model| world.line(model.name)).collect();
+    let lines: Vec<Vec<String>> = models.iter().map(|model| fleet.line(model.name)).collect();
     let name = lines[draw % lines.len()].first().cloned().unwrap_or_default();
-    let Some((pid, node)) = process_of(world, &name) else { return };
-    let before = stages(world);
-    let bytes = world.weights_moved();
+    let Some((pid, node)) = process_of(fleet, &name) else { return };
+    let before = stages(fleet);
+    let bytes = fleet.weights_moved();
     let begun = Instant::now();
     match victim {
         Victim::Stage => signal("KILL", pid),
         Victim::Node => {
-            signal("KILL", world.nodes[node].pid());
-            world.nodes[node] = world.node(node, options, None);
+            signal("KILL", fleet.nodes[node].pid());
+            fleet.nodes[node] = fleet.node(node, options, None);
         }
         Victim::Coordinator => {
-            signal("KILL", world.server().process.pid());
-            world.serve();
-            models.iter().for_each(|model| world.wait_for(model.name));
+            signal("KILL", fleet.server().process.pid());
+            fleet.serve();
+            models.iter().for_each(|model| fleet.wait_for(model.name));
         }
     }
     let counts: Vec<usize> = seen.iter().map(|seen| seen.events().len()).collect();
@@ -277,7 +277,7 @@ fn kill(
     }
     if victim == Victim::Coordinator {
         table.restarted += before.iter().filter(|pid| !is_alive(**pid)).count();
-        table.bytes += world.weights_moved().saturating_sub(bytes);
+        table.bytes += fleet.weights_moved().saturating_sub(bytes);
     }
-    models.iter().for_each(|model| world.wait_for(model.name));
+    models.iter().for_each(|model| fleet.wait_for(model.name));
 }

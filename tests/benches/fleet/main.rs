@@ -15,11 +15,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
+mod fleet;
 mod kills;
 mod mix;
 mod rounds;
 mod share;
-mod world;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

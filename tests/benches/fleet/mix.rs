@@ -8,7 +8,7 @@ use brigade_tests::process::{Reply, Server, post_with};
 use serde_json::Value;
 
 use crate::Options;
-use crate::world::{Model, Watched, World, alone, order, quantile, random};
+use crate::fleet::{Fleet, Model, Watched, alone, order, quantile, random};
 
 /// Different requests to each model.
 const REQUESTS: usize = 4;
@@ -73,11 +73,11 @@ pub fn run(options: &Options) -> Result<(), String> {
     let expected = alone(&models, |model, server| {
         (0..REQUESTS).map(|i| content(model, &ask(server, "none", model, i))).collect()
     });
-    let world = World::start(options, &models, "load = \"demand\"\nctx = 512\nmax-seqs = 4");
+    let fleet = Fleet::start(options, &models, "load = \"demand\"\nctx = 512\nmax-seqs = 4");
     let keys: Vec<String> = (0..options.clients)
-        .map(|n| world.cluster.admin(&["key", "create", &format!("k{n}")]))
+        .map(|n| fleet.cluster.admin(&["key", "create", &format!("k{n}")]))
         .collect();
-    let (known, load) = measure(&world, &models, &keys[0], expected);
+    let (known, load) = measure(&fleet, &models, &keys[0], expected);
     println!("a load takes {} ms, the slowest {} ms", load[0].as_millis(), load[1].as_millis());
     println!(
         "| clients | answered | other bytes | loads | unloads | wait p50 ms | p95 | max | in load times | most MiB of a node |"
@@ -87,13 +87,13 @@ pub fn run(options: &Options) -> Result<(), String> {
     for of_another in [false, true] {
         let (seen, before) = (
             Seen::default(),
-            [world.sum("brigade_model_loads_total"), world.sum("brigade_model_unloads_total")],
+            [fleet.sum("brigade_model_loads_total"), fleet.sum("brigade_model_unloads_total")],
         );
-        let watched = Watched::new(&world.nodes);
+        let watched = Watched::new(&fleet.nodes);
         let each = options.mix.div_ceil(options.clients);
         std::thread::scope(|scope| {
             for (n, key) in keys.iter().enumerate() {
-                let (seen, models, known, server) = (&seen, &models, &known, world.server());
+                let (seen, models, known, server) = (&seen, &models, &known, fleet.server());
                 let client = Client { models, server, key: key.clone(), known };
                 let mut next = random(options.seed + n as u64);
                 scope.spawn(move || {
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         });
         let most = watched.end();
         let after =
-            [world.sum("brigade_model_loads_total"), world.sum("brigade_model_unloads_total")];
+            [fleet.sum("brigade_model_loads_total"), fleet.sum("brigade_model_unloads_total")];
         let waits = seen.waits.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (answered, refused) = (seen.answered.into_inner(), seen.refused.into_inner());
         let different = seen.different.into_inner();
@@ -135,12 +135,12 @@ pub fn run(options: &Options) -> Result<(), String> {
 
 /// Asks each model alone: how long it takes cold and warm. The mean of the loads, and the longest.
 fn measure(
-    world: &World,
+    fleet: &Fleet,
     models: &[Model],
     key: &str,
     expected: Vec<Vec<Value>>,
 ) -> (Known, [Duration; 2]) {
-    let server = world.server();
+    let server = fleet.server();
     let timed = |model: &Model| {
         let begun = Instant::now();
         content(model, &ask(server, key, model, 0));
@@ -151,11 +151,11 @@ fn measure(
     for model in models {
         // Its weights come to the workers.
         timed(model);
-        assert!(order(&world.cluster, &["cluster", "unload", model.name]), "{} stays", model.name);
+        assert!(order(&fleet.cluster, &["cluster", "unload", model.name]), "{} stays", model.name);
         let cold = timed(model);
         warm.push(timed(model));
         loads.push(cold.saturating_sub(warm[warm.len() - 1]));
-        assert!(order(&world.cluster, &["cluster", "unload", model.name]), "{} stays", model.name);
+        assert!(order(&fleet.cluster, &["cluster", "unload", model.name]), "{} stays", model.name);
     }
     let mean = loads.iter().sum::<Duration>() / loads.len() as u32;
     (Known { expected, warm }, [mean, quantile(&loads, 1.0)])

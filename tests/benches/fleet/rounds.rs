@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::Options;
-use crate::world::{Model, World, order, pss, tree};
+use crate::fleet::{Fleet, Model, order, pss, tree};
 
 /// What processes hold.
 #[derive(Clone, Copy, Default)]
@@ -59,23 +59,23 @@ pub fn run(options: &Options) -> Result<(), String> {
     rest.iter()
         .filter_map(|model| model.file.as_ref())
         .for_each(|file| drop(fs::remove_file(file)));
-    let world = World::start(options, two, "load = \"demand\"\nctx = 512");
+    let fleet = Fleet::start(options, two, "load = \"demand\"\nctx = 512");
     let mut seen: Vec<[(Held, u64); 2]> = Vec::new();
     for _ in 0..options.rounds {
         for model in two {
             let (path, body) = model.request(0, 8);
-            let reply = world.server().post(path, &body);
+            let reply = fleet.server().post(path, &body);
             if reply.status != 200 {
                 return Err(format!("{} does not answer: {}", model.name, reply.body));
             }
             let _: Value = serde_json::from_str(&reply.body).map_err(|error| error.to_string())?;
-            if !order(&world.cluster, &["cluster", "unload", model.name]) {
+            if !order(&fleet.cluster, &["cluster", "unload", model.name]) {
                 return Err(format!("{} is not unloaded", model.name));
             }
         }
-        let desk = held(&tree(world.server().process.pid()));
-        let nodes: Vec<u32> = world.nodes.iter().flat_map(|node| tree(node.pid())).collect();
-        let files = files(&world.cluster.dir);
+        let desk = held(&tree(fleet.server().process.pid()));
+        let nodes: Vec<u32> = fleet.nodes.iter().flat_map(|node| tree(node.pid())).collect();
+        let files = files(&fleet.cluster.dir);
         seen.push([(desk, files), (held(&nodes), files)]);
     }
     println!("| of | rounds | Pss MiB | descriptors | sockets | threads | files |");

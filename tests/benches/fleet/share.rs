@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::Options;
-use crate::world::{Model, World, order, quantile};
+use crate::fleet::{Fleet, Model, order, quantile};
 
 /// Streams of each line.
 const STREAMS: usize = 8;
@@ -24,9 +24,9 @@ struct Given {
 }
 
 /// Full lines of these models for a while. Requests are numbered from `first`, so that no text was there before.
-fn fill(world: &World, models: &[&Model], first: usize, time: Duration) -> Given {
+fn fill(fleet: &Fleet, models: &[&Model], first: usize, time: Duration) -> Given {
     let counts =
-        || ["brigade_ubatch_rows_total", "brigade_ubatches_total"].map(|name| world.sum(name));
+        || ["brigade_ubatch_rows_total", "brigade_ubatches_total"].map(|name| fleet.sum(name));
     let before = counts();
     let (stop, tokens) = (AtomicBool::new(false), AtomicUsize::new(0));
     let gaps: Mutex<Vec<Duration>> = Mutex::default();
@@ -37,7 +37,7 @@ fn fill(world: &World, models: &[&Model], first: usize, time: Duration) -> Given
             scope.spawn(move || {
                 let mut i = first + n;
                 while !stop.load(Ordering::Relaxed) {
-                    one(world, model, i, &|gap| {
+                    one(fleet, model, i, &|gap| {
                         tokens.fetch_add(1, Ordering::Relaxed);
                         gaps.lock().unwrap_or_else(PoisonError::into_inner).extend(gap);
                         !stop.load(Ordering::Relaxed)
@@ -57,12 +57,12 @@ fn fill(world: &World, models: &[&Model], first: usize, time: Duration) -> Given
 }
 
 /// One stream; `seen` is told the time since the event before, and says whether to go on.
-fn one(world: &World, model: &Model, i: usize, seen: &dyn Fn(Option<Duration>) -> bool) {
+fn one(fleet: &Fleet, model: &Model, i: usize, seen: &dyn Fn(Option<Duration>) -> bool) {
     use std::io::{BufRead, BufReader};
     let (path, mut body) = model.request(i, TOKENS);
     body["stream"] = json!(true);
     let agent: ureq::Agent = ureq::Agent::config_builder().build().into();
-    let answer = agent.post(world.server().url(path)).send(body.to_string()).unwrap();
+    let answer = agent.post(fleet.server().url(path)).send(body.to_string()).unwrap();
     let mut last = None;
     for line in BufReader::new(answer.into_body().into_reader()).lines() {
         if !line.unwrap().starts_with("data: {") {
@@ -86,10 +86,10 @@ pub fn run(options: &Options) -> Result<(), String> {
         cgroup: None,
         ..*options
     };
-    let world = World::start(&one_node, &models, "load = \"demand\"\nctx = 512\nmax-seqs = 8");
+    let fleet = Fleet::start(&one_node, &models, "load = \"demand\"\nctx = 512\nmax-seqs = 8");
     let time = Duration::from_secs(options.share);
-    let away = |model: &Model| order(&world.cluster, &["cluster", "unload", model.name]);
-    let here = |model: &Model| order(&world.cluster, &["cluster", "load", model.name]);
+    let away = |model: &Model| order(&fleet.cluster, &["cluster", "unload", model.name]);
+    let here = |model: &Model| order(&fleet.cluster, &["cluster", "load", model.name]);
     println!(
         "| turn | one alone tokens/s | rows a ubatch | gap p95 ms | with the other idle | both | of one alone | rows a ubatch | gap p95 ms | times |"
     );
@@ -102,7 +102,7 @@ pub fn run(options: &Options) -> Result<(), String> {
         let mut first = turn * 3 * PHASE;
         let mut fill = |models: &[&Model]| {
             first += PHASE;
-            fill(&world, models, first, time)
+            fill(&fleet, models, first, time)
         };
         let alone = fill(&[&models[0]]);
         if !here(&models[1]) {
@@ -126,7 +126,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
     println!(
         "{} lines of the coordinator's log say that a worker is slow, is stuck, or that a line changes",
-        world.changes()
+        fleet.changes()
     );
     Ok(())
 }

@@ -72,7 +72,7 @@ impl Model {
 }
 
 /// A coordinator, its nodes and their models.
-pub struct World {
+pub struct Fleet {
     pub cluster: Cluster,
     pub server: Option<Server>,
     pub nodes: Vec<Running>,
@@ -84,7 +84,7 @@ pub struct World {
     models: Vec<PathBuf>,
 }
 
-impl World {
+impl Fleet {
     /// `each`: options of each model, as lines of its table.
     pub fn start(options: &Options, models: &[Model], each: &str) -> Self {
         let cluster = Cluster::new();
@@ -100,15 +100,15 @@ impl World {
         let config = config.to_str().unwrap().to_owned();
         let files = models.iter().filter_map(|model| model.file.clone()).collect();
         let (listen, server) = (free_address(), None);
-        let mut world =
+        let mut fleet =
             Self { cluster, server, nodes: Vec::new(), config, listen, logs: 0, models: files };
-        world.serve();
+        fleet.serve();
         for n in 0..options.nodes {
             let cgroup = options.cgroup.as_deref().filter(|_| n == 0);
-            let node = world.node(n, options, cgroup);
-            world.nodes.push(node);
+            let node = fleet.node(n, options, cgroup);
+            fleet.nodes.push(node);
         }
-        world
+        fleet
     }
 
     /// Starts the coordinator, for the first time or again.
@@ -205,7 +205,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Fleet {
     fn drop(&mut self) {
         self.models.iter().for_each(|model| drop(fs::remove_file(model)));
     }
