@@ -35,6 +35,7 @@ use crate::backend::{
 use crate::config::Config;
 use crate::host;
 use crate::machine::memory;
+use crate::machine::share::Share;
 use crate::machine::turns::Turns;
 use crate::weights::reader::Weights;
 use expert_record::ExpertRecords;
@@ -73,8 +74,9 @@ impl EngineBackend {
     /// # Errors
     /// The device or the op table in the settings does not run here, or the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
-        let turns = config.share.and_then(|share| share.inherited);
-        let turns = turns.map(|files| Turns::open(files.turns)).transpose();
+        let open =
+            |share: Share| share.inherited.map(|files| Turns::open(files.turns, share.number));
+        let turns = config.share.and_then(open).transpose();
         let turns = turns.unwrap_or_else(|error| {
             tracing::error!(%error, "the stages of this machine cannot take turns: they compute at the same time");
             None

@@ -49,6 +49,8 @@ pub struct Demand {
     pub options: StageOptions,
     /// Workers that it has at least.
     pub at_least: usize,
+    /// Whether streams go on that the server before this one had begun: workers that have its layers are waited for.
+    pub goes_on: bool,
 }
 
 /// A line's place at the pool. When it is dropped, all that was lent to it is free.

@@ -1,6 +1,7 @@
 //! A process's share of its machine: memory, threads, files, calls of strangers; of a node, its stage, its turns and
 //! what it has of the memory.
 
+pub mod fair_time;
 pub mod ledger;
 pub mod memory;
 pub mod pace;

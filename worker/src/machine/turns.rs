@@ -2,15 +2,23 @@
 //!
 //! The turn is a lock that the system gives back when its holder dies. There are two locks: the stage that waits for
 //! the turn holds `next`, so others wait behind it. A stage that computes again and again cannot take the turn twice
-//! while another one waits.
+//! while another one waits. Which of them waits first is a matter of time: one that has computed longer than another lets that
+//! one go before ([`fair_time`](super::fair_time)).
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
+
+use super::fair_time::{self, FairTime};
+use super::share::Share;
+
+/// How often a stage that lets others go first looks whether it is its turn.
+const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 /// Numbers of the two files, as a process inherits them: `next`, and that of the turn itself.
 pub type Inherited = [i32; 2];
@@ -29,7 +37,17 @@ impl Locks {
     /// The system's.
     pub fn new() -> io::Result<Self> {
         let file = |name: &str| memfd_create(name, MemfdFlags::empty());
-        Ok(Self { next: file("next")?, turn: file("turn")? })
+        let locks = Self { next: file("next")?, turn: file("turn")? };
+        ftruncate(&locks.turn, fair_time::BYTES)?;
+        Ok(locks)
+    }
+
+    /// A stage's process has ended: the others no longer wait for it.
+    pub fn forget(&self, share: Share) {
+        let file = self.turn.try_clone().map(File::from);
+        if let Err(error) = file.and_then(|file| FairTime::forget(&file, share.number)) {
+            tracing::error!(stage = %share, %error, "the turns of a stage that has ended cannot be given up");
+        }
     }
 
     /// The locks' file descriptors, for a stage's process.
@@ -43,19 +61,22 @@ impl Locks {
 pub struct Turns {
     next: File,
     turn: File,
+    time: FairTime,
 }
 
 impl Turns {
-    /// Opens the inherited locks.
+    /// Opens the inherited locks, for stage `number`.
     ///
     /// # Errors
     /// There are no such files.
-    pub fn open(inherited: Inherited) -> io::Result<Arc<Self>> {
+    pub fn open(inherited: Inherited, number: usize) -> io::Result<Arc<Self>> {
         let open = |number: i32| {
             OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{number}"))
         };
         let [next, turn] = inherited;
-        Ok(Arc::new(Self { next: open(next)?, turn: open(turn)? }))
+        let turn = open(turn)?;
+        let time = FairTime::new(turn.try_clone()?, number);
+        Ok(Arc::new(Self { next: open(next)?, turn, time }))
     }
 
     /// Waits until no other stage computes.
@@ -63,21 +84,31 @@ impl Turns {
     /// # Errors
     /// The system has no locks left.
     pub fn take(self: &Arc<Self>) -> io::Result<Turn> {
+        self.time.comes()?;
+        while !self.time.may_go()? {
+            std::thread::sleep(LOOK_EVERY);
+        }
         lock(&self.next)?;
         let taken = lock(&self.turn);
         unlock(&self.next);
         taken?;
-        Ok(Turn(self.clone()))
+        Ok(Turn { turns: self.clone(), since: Instant::now() })
     }
 }
 
 /// The turn, until it is dropped.
 #[derive(Debug)]
-pub struct Turn(Arc<Turns>);
+pub struct Turn {
+    turns: Arc<Turns>,
+    since: Instant,
+}
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        unlock(&self.0.turn);
+        if let Err(error) = self.turns.time.goes(self.since.elapsed()) {
+            tracing::error!(%error, "the time of a turn cannot be written: the others may wait for this stage");
+        }
+        unlock(&self.turns.turn);
     }
 }
 
@@ -109,7 +140,7 @@ mod tests {
     /// One of the processes: it takes many turns, or one without an end.
     fn process(folder: &Path, inherited: &str) {
         let numbers: Vec<i32> = inherited.split(',').map(|text| text.parse().unwrap()).collect();
-        let turns = Turns::open([numbers[0], numbers[1]]).unwrap();
+        let turns = Turns::open([numbers[0], numbers[1]], numbers[3] as usize).unwrap();
         let inside = folder.join("inside");
         if numbers[2] == 1 {
             let _turn = turns.take().unwrap();
@@ -124,7 +155,7 @@ mod tests {
         }
     }
 
-    fn start(folder: &Path, inherited: Inherited, for_ever: bool) -> Child {
+    fn start(folder: &Path, inherited: Inherited, number: usize, for_ever: bool) -> Child {
         let [next, turn] = inherited;
         let mut command = Command::new(std::env::current_exe().unwrap());
         // The name of a test has no crate.
@@ -132,7 +163,7 @@ mod tests {
         let test = format!("{module}::one_computes_at_a_time");
         command.args(["--exact", &test, "--nocapture"]);
         command.env(FOLDER, folder);
-        command.env(INHERITED, format!("{next},{turn},{}", i32::from(for_ever)));
+        command.env(INHERITED, format!("{next},{turn},{},{number}", i32::from(for_ever)));
         command.stdout(Stdio::piped()).spawn().unwrap()
     }
 
@@ -144,13 +175,15 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("brigade-turns-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let locks = Locks::new().unwrap();
-        let mut holder = start(&folder, locks.inherited(), true);
+        let mut holder = start(&folder, locks.inherited(), 1, true);
         let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has the turn")));
-        let others: Vec<Child> = (0..3).map(|_| start(&folder, locks.inherited(), false)).collect();
+        let others: Vec<Child> =
+            (2..5).map(|number| start(&folder, locks.inherited(), number, false)).collect();
         // The lock of a killed process is free.
         holder.kill().unwrap();
         holder.wait().unwrap();
+        locks.forget(Share::new(1, 4));
         for other in others {
             let output = other.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

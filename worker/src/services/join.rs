@@ -1,5 +1,5 @@
 //! `--join`: tells a coordinator where this worker can be dialled. It does so again whenever no coordinator
-//! has been heard from for a while, so that one that was restarted finds the worker.
+//! has been heard from for a while, or its lane has broken, so that one that was restarted finds the worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,10 @@ use crate::state::Worker;
 
 /// First and last wait between attempts that fail; it doubles in between.
 const BACKOFF_MS: std::ops::RangeInclusive<u64> = 250..=10_000;
-/// Wait after a join that was taken, and between looks at a held worker.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Wait after a join that was taken.
+const JOIN_EVERY: Duration = Duration::from_secs(2);
+/// Wait between looks at a held worker: one that has lost its coordinator soon asks for the next.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How [`Failure::from_status`] begins for a call that a server does not have.
 const UNIMPLEMENTED: &str = "Operation is not implemented";
 /// Time for one attempt.
@@ -36,7 +38,7 @@ pub async fn keep_joining(
     let mut wait_ms = *BACKOFF_MS.start();
     let mut last_reason = String::new();
     loop {
-        if worker.is_held() {
+        if worker.is_in_use() {
             sleep(LOOK_EVERY).await;
             continue;
         }
@@ -47,7 +49,7 @@ pub async fn keep_joining(
                 }
                 last_reason.clear();
                 wait_ms = *BACKOFF_MS.start() + 1;
-                sleep(LOOK_EVERY).await;
+                sleep(JOIN_EVERY).await;
             }
             Err(failure) => {
                 let failure = explained(failure, &coordinator).await;

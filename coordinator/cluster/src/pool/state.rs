@@ -32,6 +32,10 @@ const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
 /// How old a report may be that a stage made before it came back, though it arrived later.
 const REPORTS: Duration = Duration::from_secs(2);
 
+/// For so long after a server's start a line that goes on waits for workers that have its layers, and no line takes those of
+/// another: workers find a new coordinator within this time.
+pub(super) const HOLDERS_COME_WITHIN: Duration = Duration::from_secs(4);
+
 /// Number of a seat; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeatId(usize);
@@ -106,6 +110,7 @@ struct Line {
 /// Workers, lines and loans.
 #[derive(Debug)]
 pub struct State {
+    began: Instant,
     workers: BTreeMap<WorkerId, Worker>,
     lines: BTreeMap<SeatId, Line>,
     next: usize,
@@ -118,6 +123,7 @@ pub struct State {
 impl State {
     pub fn new(named: Vec<Address>) -> Self {
         Self {
+            began: Instant::now(),
             workers: BTreeMap::new(),
             lines: BTreeMap::new(),
             next: 0,
@@ -405,7 +411,10 @@ impl State {
         let holds: Vec<WorkerId> = holds.map(|(id, _)| *id).collect();
         let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
         let nodes = self.nodes(id, seats, now);
-        let offers = self.workers.iter().filter(|(_, worker)| may(worker));
+        let offers = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| may(worker) && self.suits(worker, &line.demand, now));
         let offer = |(of, worker): (&WorkerId, &Worker)| worker.offer(*of, id, line, &nodes, now);
         let offers: Vec<Offer> = offers.filter_map(offer).collect();
         let Demand { model, options, .. } = &line.demand;
@@ -434,6 +443,24 @@ impl State {
             Some((*of, report, worker.does(id, seats, &report, now)))
         });
         Nodes::new(seen.collect())
+    }
+
+    /// Whether a worker may be lent for this as long as workers still come back to a new coordinator: one that has layers of
+    /// another line is that line's, and a line that goes on takes its own.
+    fn suits(&self, worker: &Worker, demand: &Demand, now: Instant) -> bool {
+        if now.saturating_duration_since(self.began) >= HOLDERS_COME_WITHIN {
+            return true;
+        }
+        // What it has is not known before its first heartbeat.
+        let Some(beat) = worker.conn.as_ref().and_then(|conn| conn.pulse().last()) else {
+            return false;
+        };
+        let held = beat.reply().held_layers.as_ref();
+        let is_of = |other: &Demand| {
+            held.is_some_and(|held| held.model[..] == other.model.header_hash.as_bytes()[..])
+        };
+        let is_of_another = self.lines.values().any(|line| is_of(&line.demand));
+        is_of(demand) || !demand.goes_on && !is_of_another
     }
 
     pub fn spares(&self) -> Vec<NodeStatus> {

@@ -12,14 +12,16 @@ use tokio::task::JoinSet;
 
 use super::lend::WorkerId;
 use super::locked;
-use super::state::State;
+use super::state::{HOLDERS_COME_WITHIN, State};
 use crate::members::conn::WorkerError;
 use crate::members::dial::{self, Connected, Dial};
 use crate::members::heartbeats::Heartbeats;
 use crate::members::member::Origin;
 
-/// How often it looks at what only time changes.
+/// How often it looks at what only time changes ...
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// ... and at the start, when many workers come.
+const LOOK_FIRST_EVERY: Duration = Duration::from_millis(50);
 
 type Attempt = (WorkerId, Result<Connected, WorkerError>);
 
@@ -43,10 +45,17 @@ impl Task {
 
     /// Takes joins for as long as it is polled.
     pub async fn run(mut self, mut joins: mpsc::Receiver<Address>) -> Infallible {
-        let mut look = tokio::time::interval(LOOK_EVERY);
+        let began = Instant::now();
+        let mut look = tokio::time::interval(LOOK_FIRST_EVERY);
         loop {
             tokio::select! {
-                _ = look.tick() => locked(&self.state).look_again(Instant::now()),
+                _ = look.tick() => {
+                    let now = Instant::now();
+                    if look.period() < LOOK_EVERY && now - began >= HOLDERS_COME_WITHIN {
+                        look = tokio::time::interval(LOOK_EVERY);
+                    }
+                    locked(&self.state).look_again(now);
+                }
                 Some(address) = joins.recv() => self.joined(address),
                 Some(attempt) = self.attempts.join_next() => {
                     let (id, attempt) = joined(attempt).await;

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Result, bail, ensure};
 use brigade_cluster::{Demand, Seat};
@@ -44,6 +44,8 @@ pub struct Served {
     has_authority: bool,
     /// Whether its line was started before.
     was_started: AtomicBool,
+    /// Whether streams of the server before this one go on, once it was looked for.
+    goes_on: OnceLock<bool>,
 }
 
 /// A model with its line.
@@ -86,6 +88,7 @@ pub async fn open(
             shared,
             has_authority,
             was_started,
+            goes_on: OnceLock::new(),
         });
     }
     if !several {
@@ -168,6 +171,7 @@ impl Served {
             shared: None,
             has_authority: true,
             was_started,
+            goes_on: OnceLock::new(),
         };
         if served.shares_memory() {
             served.grant = free.map(|free| served.model.weight_bytes() + free / STATES_SHARE);
@@ -217,7 +221,10 @@ impl Served {
     pub fn demand(&self) -> Result<Demand> {
         let args = self.args();
         let options = session_options(args, self.keys.clone())?;
-        demand(self.model.clone(), &options, args.expect)
+        let demand = demand(self.model.clone(), &options, args.expect)?;
+        // The journal is read once: later its streams go on already.
+        let goes_on = *self.goes_on.get_or_init(|| self.has_requests().unwrap_or_default());
+        Ok(Demand { goes_on, ..demand })
     }
 
     /// The line's security, and the way in which workers join: by this `seat`, if it was taken before.

@@ -85,7 +85,7 @@ pub fn demand(model: Arc<Model>, options: &SessionOptions, expected: usize) -> R
         None => expected,
     };
     let options = stage_options(options, rows(options, &model));
-    Ok(Demand { model, options, at_least })
+    Ok(Demand { model, options, at_least, goes_on: false })
 }
 
 /// Rows of a session's largest ubatch.
