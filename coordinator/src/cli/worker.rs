@@ -147,8 +147,8 @@ pub struct WorkerArgs {
     #[arg(long)]
     insecure_network: bool,
     /// Stages to run on this machine, each in a process of its own, for as many models. They share --memory as they
-    /// need it, and divide --prefix-ram and --prefix-disk equally; on the CPU they compute in turn. Their names are
-    /// NAME.1, NAME.2 and so on, and they listen on consecutive ports
+    /// need it, divide --prefix-ram and --prefix-disk equally, and compute in turn. Their names are NAME.1, NAME.2 and
+    /// so on, and they listen on consecutive ports
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
     /// Which stage of a node this process is: 2/3

@@ -1,4 +1,5 @@
-//! Stages of one machine compute one after the other: each has all cores for a ubatch, instead of a part of them always.
+//! Stages of one machine compute one after the other: each has all cores, or the whole GPU, for a ubatch, instead of a part
+//! of them always.
 //!
 //! The turn is a lock that the system gives back when its holder dies. There are two locks: the stage that waits for
 //! the turn holds `next`, so others wait behind it. A stage that computes again and again cannot take the turn twice
@@ -7,7 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, memfd_create};
 use rustix::io::retry_on_intr;
@@ -43,6 +44,8 @@ impl Locks {
 pub struct Turns {
     next: File,
     turn: File,
+    /// The turn that this process has. The locks are the process's, so it must not take one twice.
+    taken: Mutex<Weak<Lock>>,
 }
 
 impl Turns {
@@ -55,27 +58,48 @@ impl Turns {
             OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{number}"))
         };
         let [next, turn] = inherited;
-        Ok(Arc::new(Self { next: open(next)?, turn: open(turn)? }))
+        Ok(Arc::new(Self { next: open(next)?, turn: open(turn)?, taken: Mutex::default() }))
     }
 
-    /// Waits until no other stage computes.
+    /// Waits until no other stage computes. A stage that has the turn has it for this ubatch too.
     ///
     /// # Errors
     /// The system has no locks left.
     pub fn take(self: &Arc<Self>) -> io::Result<Turn> {
+        let mut last = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = last.upgrade() {
+            return Ok(Turn(turn));
+        }
         lock(&self.next)?;
         let taken = lock(&self.turn);
         unlock(&self.next);
         taken?;
-        Ok(Turn(self.clone()))
+        let turn = Arc::new(Lock(self.clone()));
+        *last = Arc::downgrade(&turn);
+        Ok(Turn(turn))
+    }
+
+    /// Whether another stage waits for the turn.
+    pub fn is_wanted(&self) -> bool {
+        match fcntl_lock(&self.next, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                unlock(&self.next);
+                false
+            }
+            Err(_) => true,
+        }
     }
 }
 
-/// The turn, until it is dropped.
-#[derive(Debug)]
-pub struct Turn(Arc<Turns>);
+/// The turn, until it and its clones are dropped.
+#[derive(Clone, Debug)]
+pub struct Turn(#[allow(dead_code, reason = "held, not read")] Arc<Lock>);
 
-impl Drop for Turn {
+/// The lock of a turn, until it is dropped.
+#[derive(Debug)]
+struct Lock(Arc<Turns>);
+
+impl Drop for Lock {
     fn drop(&mut self) {
         unlock(&self.0.turn);
     }
@@ -113,6 +137,9 @@ mod tests {
         let inside = folder.join("inside");
         if numbers[2] == 1 {
             let _turn = turns.take().unwrap();
+            // For another ubatch, of which one end leaves the turn with the other.
+            drop(turns.take().unwrap());
+            assert!(!turns.is_wanted(), "no stage has been started that could wait");
             println!("\nhas the turn");
             std::thread::sleep(std::time::Duration::from_secs(600));
         }
@@ -148,6 +175,10 @@ mod tests {
         let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has the turn")));
         let others: Vec<Child> = (0..3).map(|_| start(&folder, locks.inherited(), false)).collect();
+        let own = Turns::open(locks.inherited()).unwrap();
+        while !own.is_wanted() {
+            std::thread::yield_now();
+        }
         // The lock of a killed process is free.
         holder.kill().unwrap();
         holder.wait().unwrap();

@@ -3,9 +3,8 @@
 //!
 //! A stage is the program that the node itself is, started from its open file. Its standard input is a pipe of the
 //! node's: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
-//! that grows. The first stage measures the machine undisturbed, and tells the node. The others get its figures, and
-//! start at the same time. Where the figures of one stage do not hold for the others, all of them measure, one after
-//! the other.
+//! that grows. The first stage tests the device and measures the machine undisturbed, and tells the node. The others get
+//! its figures, and start at the same time.
 
 pub mod division;
 
@@ -26,10 +25,12 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::backend::measure::MEASURED_VARIABLE;
+use crate::host::instance;
 use crate::machine::ledger::Book;
 use crate::machine::share::{Inherited, Share};
 use crate::machine::turns::Locks;
-use crate::run::{READY_PREFIX, SPEEDS_PREFIX};
+use crate::run::{MEASURED_PREFIX, READY_PREFIX};
 use brigade_proto::task::joined;
 
 /// Pause before a stage that ended is started again; it doubles with each that did not last ...
@@ -40,9 +41,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LASTS_AFTER: Duration = Duration::from_secs(60);
 /// How long a stage whose standard input has ended may take to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
-
-/// The variable in which a stage is told the machine's speeds; `--speed` counts before it.
-const SPEEDS: &str = "BRIGADE_SPEED";
 
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +86,8 @@ pub struct Node {
     locks: Locks,
     /// What each stage has of the node's memory.
     ledger: Book,
-    /// Measured speeds of the machine, once a stage has measured them.
-    speeds: OnceLock<String>,
+    /// What a stage has measured of the machine, once it has.
+    measured: OnceLock<String>,
 }
 
 impl Node {
@@ -101,8 +99,8 @@ impl Node {
         // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Shared)?;
-        let ledger = Book::new().map_err(NodeError::Shared)?;
-        Ok(Self { program, arguments, stages, locks, ledger, speeds: OnceLock::new() })
+        let ledger = Book::new(instance()).map_err(NodeError::Shared)?;
+        Ok(Self { program, arguments, stages, locks, ledger, measured: OnceLock::new() })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -145,7 +143,7 @@ impl Node {
     fn command(&self, share: Share) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
-        command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
+        command.envs(self.measured.get().map(|measured| (MEASURED_VARIABLE, measured)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
         command.process_group(0).kill_on_drop(true);
@@ -175,7 +173,7 @@ impl Stage {
         let (mut pause, mut was_ready) = (FIRST_PAUSE, false);
         loop {
             let mut turn = Some(self.turn.clone().lock_owned().await);
-            if self.node.speeds.get().is_some() {
+            if self.node.measured.get().is_some() {
                 // There is nothing left to measure.
                 turn = None;
             }
@@ -188,8 +186,8 @@ impl Stage {
             let ready = async {
                 loop {
                     let line = lines.as_mut()?.next_line().await.ok().flatten()?;
-                    match line.strip_prefix(SPEEDS_PREFIX) {
-                        Some(speeds) => drop(node.speeds.set(speeds.to_owned())),
+                    match line.strip_prefix(MEASURED_PREFIX) {
+                        Some(measured) => drop(node.measured.set(measured.to_owned())),
                         None => return Some(line),
                     }
                 }
