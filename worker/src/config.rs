@@ -21,7 +21,7 @@ pub(crate) use error::bad;
 pub use ports::Ports;
 
 use crate::backend::expert_placement::{Experts, Raw, Wrong, device_of};
-use crate::backend::measure::Speeds;
+use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
 
@@ -156,6 +156,8 @@ pub struct Config {
     pub cpus: Vec<usize>,
     /// Speeds to tell the planner; `None`: those measured at start.
     pub speeds: Option<Speeds>,
+    /// What another stage of the node has measured.
+    pub measured: Option<Measured>,
     /// Where pushed weights and hashes are kept.
     pub cache_dir: PathBuf,
     /// Bound of the cache's size.
@@ -237,6 +239,8 @@ impl Config {
             gpu_lost_after: raw.gpu_lost_after,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
+            // Of the node, and not typed: without it the stage measures.
+            measured: env(MEASURED_VARIABLE).and_then(|text| serde_json::from_str(&text).ok()),
             cache_dir: match raw.cache_dir {
                 Some(dir) => dir,
                 None => default_cache_dir(env)?,

@@ -19,7 +19,8 @@ use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Abilities, StageBackend};
+use crate::backend::measure::{Beside, Measured, Speeds};
+use crate::backend::{Abilities, HostAbility, StageBackend};
 use crate::config::{Config, DEFAULT_PORT};
 use crate::executor::Stuck;
 use crate::host;
@@ -45,9 +46,8 @@ use crate::weights::hashes::HashStore;
 /// Start of the line by which a worker says on standard output where it listens.
 pub const READY_PREFIX: &str = "brigade worker ready on ";
 
-/// Start of the line by which a stage tells its node the machine's speeds, on standard output before the ready line.
-/// They have the form of `--speed`.
-pub const SPEEDS_PREFIX: &str = "brigade worker speeds ";
+/// Start of the line by which a stage tells its node what it has measured, on standard output before the ready line.
+pub const MEASURED_PREFIX: &str = "brigade worker measured ";
 
 /// Ports that are tried where `--listen` says none: as many workers of one machine find one.
 const MAX_PORTS: u16 = 64;
@@ -359,18 +359,24 @@ fn network_runtime(config: &Config) -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// The speeds of a device without a host beside it: of those that have one, the way between both is measured too.
-fn speeds_to_tell(abilities: &Abilities) -> Option<String> {
-    let Abilities { gb_per_second, gop_per_second, host: None, .. } = abilities else {
-        return None;
+/// What the other stages of a node need not measure again.
+fn measured(abilities: &Abilities) -> Measured {
+    let Abilities { gb_per_second, gop_per_second, .. } = *abilities;
+    let beside = |host: HostAbility| Beside {
+        host: host.speeds,
+        sent_gb_per_second: host.sent_gb_per_second,
     };
-    Some(format!("{gb_per_second},{gop_per_second}"))
+    Measured {
+        device: abilities.kernels.clone(),
+        own: Speeds { gb_per_second, gop_per_second },
+        beside: abilities.host.map(beside),
+    }
 }
 
-fn say_ready(speeds: Option<String>, address: &Address) -> io::Result<()> {
+fn say_ready(measured: Option<Measured>, address: &Address) -> io::Result<()> {
     let mut out = io::stdout();
-    if let Some(speeds) = speeds {
-        writeln!(out, "{SPEEDS_PREFIX}{speeds}")?;
+    if let Some(measured) = measured {
+        writeln!(out, "{MEASURED_PREFIX}{}", serde_json::to_string(&measured)?)?;
     }
     writeln!(out, "{READY_PREFIX}{address}").and_then(|()| out.flush())
 }
@@ -383,7 +389,7 @@ async fn serve_until(
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
     let (hand, accepted) = config.is_behind_node.then(parent::handed).unzip();
-    let speeds = config.share.and_then(|_| speeds_to_tell(backend.abilities()));
+    let measured = config.share.map(|_| measured(backend.abilities()));
     let mut wish = std::pin::pin!(wish);
     let bound = tokio::select! {
         bound = Bound::with_sockets(config, backend, accepted) => bound?,
@@ -391,7 +397,7 @@ async fn serve_until(
         () = stop.cancelled() => return Ok(()),
         () = &mut wish => return Ok(()),
     };
-    say_ready(speeds, bound.address()).map_err(WorkerError::Ready)?;
+    say_ready(measured, bound.address()).map_err(WorkerError::Ready)?;
     tracing::info!(address = %bound.address(), "worker listens");
     let orphaned = async {
         if exit_with_stdin { parent::ended(hand).await } else { std::future::pending().await }

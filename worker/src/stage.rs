@@ -26,7 +26,7 @@ use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::expert_placement::{ALL_LAYERS, Experts};
-use crate::backend::measure::{Speeds, measure};
+use crate::backend::measure::{Beside, Speeds, measure};
 use crate::backend::visiting_experts;
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
@@ -63,7 +63,7 @@ pub struct EngineBackend {
     expert_cache_bytes: u64,
     /// Keeps over restarts which experts are used most.
     learning: Arc<Learning>,
-    /// Where stages on the CPU wait for their turn, if there are others.
+    /// Where stages wait for their turn, if there are others.
     turns: Option<Arc<Turns>>,
 }
 
@@ -90,14 +90,17 @@ impl EngineBackend {
             lose_after: config.gpu_lost_after,
             ..DeviceOptions::default()
         });
+        let devices = match &config.measured {
+            Some(measured) => devices.tested(&measured.device),
+            None => devices,
+        };
         let device = devices.choose(&config.device);
         devices.check(&device)?;
-        let threads = match (config.threads, config.cpus.len()) {
-            (Some(threads), _) => threads,
-            (None, 0) => host::cores(),
-            (None, cpus) => cpus,
-        };
-        let Speeds { gb_per_second, gop_per_second } = match config.speeds {
+        let kernels = devices.called(&device)?;
+        let measured = config.measured.as_ref().filter(|measured| measured.device == kernels);
+        let threads = threads_of(config);
+        let told = config.speeds.or(measured.map(|measured| measured.own));
+        let Speeds { gb_per_second, gop_per_second } = match told {
             Some(told) => told,
             None => {
                 // Undisturbed by the others.
@@ -106,9 +109,9 @@ impl EngineBackend {
             }
         };
         let own = Speeds { gb_per_second, gop_per_second };
-        let (host, visits) = host_beside(&devices, &device, threads, own, config)?;
+        let beside = measured.and_then(|measured| measured.beside);
+        let (host, visits) = host_beside(&devices, &device, own, beside, config)?;
         let tables = tables(&devices, &device)?;
-        let kernels = devices.called(&device)?;
         tracing::info!(
             device = kernels,
             threads,
@@ -180,12 +183,22 @@ impl EngineBackend {
     }
 }
 
-/// The host's speed and the way to the GPU, where experts may lie in the host's memory.
+/// The compute threads of a worker.
+fn threads_of(config: &Config) -> usize {
+    match (config.threads, config.cpus.len()) {
+        (Some(threads), _) => threads,
+        (None, 0) => host::cores(),
+        (None, cpus) => cpus,
+    }
+}
+
+/// The host's speed and the way to the GPU, where experts may lie in the host's memory. `measured`: what another stage has
+/// measured of it.
 fn host_beside(
     devices: &Devices,
     device: &DeviceName,
-    threads: usize,
     own: Speeds,
+    measured: Option<Beside>,
     config: &Config,
 ) -> Result<(Option<HostAbility>, Visits), KernelError> {
     let is_own = devices.free_bytes(device).is_some();
@@ -199,11 +212,13 @@ fn host_beside(
         return Ok((None, Visits::Never));
     }
     let table = DeviceName::Cpu(Some(kernels::unfused().name.to_owned()));
-    let speeds = match config.speeds {
+    let speeds = match config.speeds.or(measured.map(|measured| measured.host)) {
         Some(told) => told,
-        None => measure_apart(devices, &table, threads, &config.cpus)?,
+        None => measure_apart(devices, &table, threads_of(config), &config.cpus)?,
     };
-    let visits = if is_own && config.speeds.is_none() {
+    let visits = if let Some(measured) = measured.filter(|_| config.speeds.is_none()) {
+        visiting_experts::visits_at(measured.sent_gb_per_second, own, speeds)
+    } else if is_own && config.speeds.is_none() {
         visiting_experts::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
     } else {
         // With one memory for both there is nothing to send, and given speeds do not include the way.
@@ -346,7 +361,7 @@ impl StageBackend for EngineBackend {
         if let Some(model) = &model_hash {
             device.set_earlier_uses(self.learning.records().read(model));
         }
-        let turns = self.turns.clone().filter(|_| device.is_host());
+        let (turns, computes_on) = (self.turns.clone(), !device.is_host());
         let config = StageConfig {
             n_slots: spec.max_seqs as usize,
             n_blocks: spec.n_blocks,
@@ -394,7 +409,8 @@ impl StageBackend for EngineBackend {
             layer_tensors: stage.layer_tensors(),
         };
         let learner = model_hash.and_then(|model| self.learner(model, &stage));
-        Ok((Box::new(EngineStage::new(stage, turns, learner)), facts))
+        let stage = EngineStage::new(stage, turns, computes_on).learning(learner);
+        Ok((Box::new(stage), facts))
     }
 
     fn write_records(&self) {

@@ -148,8 +148,8 @@ pub struct WorkerArgs {
     #[arg(long)]
     insecure_network: bool,
     /// Stages to run on this machine, each in a process of its own, for as many models. They share --memory as they
-    /// need it, and divide --prefix-ram and --prefix-disk equally; on the CPU they compute in turn. Their names are
-    /// NAME.1, NAME.2 and so on. They have the port of --listen together: HOST:PORT/2 is the second
+    /// need it, divide --prefix-ram and --prefix-disk equally, and compute in turn. Their names are NAME.1, NAME.2 and
+    /// so on. They have the port of --listen together: HOST:PORT/2 is the second
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
     /// With --stages: a port for each stage, the first and the last of them, as in 7070-7073. --listen names the host and

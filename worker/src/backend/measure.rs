@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use brigade_engine::device::Device;
 use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
 use brigade_quant::GgmlType;
+use serde::{Deserialize, Serialize};
 
 /// Sides of a CPU's product: a slice of a layer's matrix, and rows as a ubatch of a prompt has.
 const PRODUCT_DIM: usize = 1024;
@@ -41,8 +42,31 @@ const PRODUCT_TIME: Duration = Duration::from_millis(30);
 const BUSY_FACTOR: u32 = 20;
 const LEAST_RUNS: u32 = 16;
 
+/// The variable in which a stage is told what the first stage of its node has measured, as JSON; `--speed` counts before it.
+pub const MEASURED_VARIABLE: &str = "BRIGADE_MEASURED";
+
+/// What a worker has measured of its machine, for the other stages of its node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The kernel table or the device that it is about; a device was tested too.
+    pub device: String,
+    /// How fast that is.
+    pub own: Speeds,
+    /// The host beside a GPU, where experts may lie there.
+    pub beside: Option<Beside>,
+}
+
+/// The host beside a GPU, and the way there.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// How fast the host is.
+    pub host: Speeds,
+    /// Copies to the GPU, 10^9 bytes a second; 0: no experts are sent there.
+    pub sent_gb_per_second: f64,
+}
+
 /// Measured speeds of all threads together.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Speeds {
     /// Memory read, 10^9 bytes a second.
     pub gb_per_second: f64,

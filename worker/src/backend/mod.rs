@@ -248,6 +248,12 @@ pub trait StageRunner {
         None
     }
 
+    /// Whether a ubatch is still computed when [`StageRunner::begin`] has returned, as on a GPU: the turn then lasts until it is
+    /// finished.
+    fn computes_on(&self) -> bool {
+        false
+    }
+
     /// Applies the ubatch's operations and begins to compute its parts, behind those that were begun before.
     ///
     /// # Errors

@@ -34,13 +34,21 @@ pub fn visits(device: &Device, own: Speeds, host: Speeds) -> Result<Visits, Kern
     if device.is_on_cores() {
         return Ok(Visits::Never);
     }
+    Ok(visits_at(sent_per_second(device)? / 1e9, own, host))
+}
+
+/// When experts are sent to a device at so many GB/s; 0: never.
+pub fn visits_at(sent_gb_per_second: f64, own: Speeds, host: Speeds) -> Visits {
+    if sent_gb_per_second <= 0.0 {
+        return Visits::Never;
+    }
     let per_second = |giga: f64| giga * 1e9;
-    Ok(Visits::Measured(VisitSpeeds {
-        sent_bytes: sent_per_second(device)?,
+    Visits::Measured(VisitSpeeds {
+        sent_bytes: per_second(sent_gb_per_second),
         gpu_operations: per_second(own.gop_per_second),
         host_bytes: per_second(host.gb_per_second),
         host_operations: per_second(host.gop_per_second),
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -94,6 +94,14 @@ impl FairTime {
         Ok(rows[self.own].may_go(&self.others(&rows), now()))
     }
 
+    /// Whether another stage waits for a turn, or has one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn is_wanted(&self) -> io::Result<bool> {
+        Ok(self.others(&self.rows()?).iter().any(|row| row.is_in))
+    }
+
     /// The stage has computed for this time, and waits no more.
     ///
     /// # Errors

@@ -19,7 +19,6 @@ use rustix::io::retry_on_intr;
 
 use super::memory::PROCESS_BYTES;
 use super::share::{MAX_STAGES, Share};
-use crate::host::instance;
 
 /// Bytes of a number in the table.
 const WORD: usize = size_of::<u64>();
@@ -72,15 +71,16 @@ impl Amount {
 pub struct Book(OwnedFd);
 
 impl Book {
-    /// An empty table. Its limits are those that the first stage says.
+    /// An empty table of the node with this number, which is hardly ever another's. Its limits are those that the first
+    /// stage says.
     ///
     /// # Errors
     /// The system's.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(node: u64) -> io::Result<Self> {
         let file = memfd_create("ledger", MemfdFlags::empty())?;
         ftruncate(&file, (WORDS * WORD) as u64)?;
         let book = Self(file);
-        write(&book.file()?, 0, &[instance()])?;
+        write(&book.file()?, 0, &[node])?;
         Ok(book)
     }
 

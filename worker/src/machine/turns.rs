@@ -1,4 +1,5 @@
-//! Stages of one machine compute one after the other: each has all cores for a ubatch, instead of a part of them always.
+//! Stages of one machine compute one after the other: each has all cores, or the whole GPU, for a ubatch, instead of a part
+//! of them always.
 //!
 //! The turn is a lock that the system gives back when its holder dies. There are two locks: the stage that waits for
 //! the turn holds `next`, so others wait behind it. A stage that computes again and again cannot take the turn twice
@@ -8,7 +9,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, ftruncate, memfd_create};
@@ -62,6 +63,8 @@ pub struct Turns {
     next: File,
     turn: File,
     time: FairTime,
+    /// The turn that this process has. The locks are the process's, so it must not take one twice.
+    taken: Mutex<Weak<Lock>>,
 }
 
 impl Turns {
@@ -76,14 +79,18 @@ impl Turns {
         let [next, turn] = inherited;
         let turn = open(turn)?;
         let time = FairTime::new(turn.try_clone()?, number);
-        Ok(Arc::new(Self { next: open(next)?, turn, time }))
+        Ok(Arc::new(Self { next: open(next)?, turn, time, taken: Mutex::default() }))
     }
 
-    /// Waits until no other stage computes.
+    /// Waits until no other stage computes. A stage that has the turn has it for this ubatch too.
     ///
     /// # Errors
     /// The system has no locks left.
     pub fn take(self: &Arc<Self>) -> io::Result<Turn> {
+        let mut last = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = last.upgrade() {
+            return Ok(Turn(turn));
+        }
         self.time.comes()?;
         while !self.time.may_go()? {
             std::thread::sleep(LOOK_EVERY);
@@ -92,18 +99,29 @@ impl Turns {
         let taken = lock(&self.turn);
         unlock(&self.next);
         taken?;
-        Ok(Turn { turns: self.clone(), since: Instant::now() })
+        let turn = Arc::new(Lock { turns: self.clone(), since: Instant::now() });
+        *last = Arc::downgrade(&turn);
+        Ok(Turn(turn))
+    }
+
+    /// Whether another stage waits for the turn, of one that has it.
+    pub fn is_wanted(&self) -> bool {
+        self.time.is_wanted().unwrap_or(true)
     }
 }
 
-/// The turn, until it is dropped.
+/// The turn, until it and its clones are dropped.
+#[derive(Clone, Debug)]
+pub struct Turn(#[allow(dead_code, reason = "held, not read")] Arc<Lock>);
+
+/// The lock of a turn, until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
+struct Lock {
     turns: Arc<Turns>,
     since: Instant,
 }
 
-impl Drop for Turn {
+impl Drop for Lock {
     fn drop(&mut self) {
         if let Err(error) = self.turns.time.goes(self.since.elapsed()) {
             tracing::error!(%error, "the time of a turn cannot be written: the others may wait for this stage");
@@ -144,6 +162,9 @@ mod tests {
         let inside = folder.join("inside");
         if numbers[2] == 1 {
             let _turn = turns.take().unwrap();
+            // For another ubatch, of which one end leaves the turn with the other.
+            drop(turns.take().unwrap());
+            assert!(!turns.is_wanted(), "no stage has been started that could wait");
             println!("\nhas the turn");
             std::thread::sleep(std::time::Duration::from_secs(600));
         }
@@ -180,6 +201,10 @@ mod tests {
         assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has the turn")));
         let others: Vec<Child> =
             (2..5).map(|number| start(&folder, locks.inherited(), number, false)).collect();
+        let own = Turns::open(locks.inherited(), 1).unwrap();
+        while !own.is_wanted() {
+            std::thread::yield_now();
+        }
         // The lock of a killed process is free.
         holder.kill().unwrap();
         holder.wait().unwrap();

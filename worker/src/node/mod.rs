@@ -4,9 +4,8 @@
 //! From outside a node is one port: the node listens there, and hands each connection to the stage that it names. A stage is
 //! the program that the node itself is, started from its open file. Its standard input is a socket of the node's, by which
 //! connections come: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
-//! that grows. The first stage measures the machine undisturbed, and tells the node. The others get its figures, and
-//! start at the same time. Where the figures of one stage do not hold for the others, all of them measure, one after
-//! the other.
+//! that grows. The first stage tests the device and measures the machine undisturbed, and tells the node. The others get
+//! its figures, and start at the same time.
 
 pub mod division;
 
@@ -27,11 +26,13 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::backend::measure::MEASURED_VARIABLE;
 use crate::config::{Config, Secured};
+use crate::host::instance;
 use crate::machine::ledger::Book;
 use crate::machine::share::{Inherited, Share};
 use crate::machine::turns::Locks;
-use crate::run::{READY_PREFIX, SPEEDS_PREFIX, bind_near, listen_address};
+use crate::run::{MEASURED_PREFIX, READY_PREFIX, bind_near, listen_address};
 use brigade_proto::address::Address;
 use brigade_proto::net::NetError;
 use brigade_proto::net::front::{Front, Speech, Stages};
@@ -46,9 +47,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LASTS_AFTER: Duration = Duration::from_secs(60);
 /// How long a stage whose standard input has ended may take to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
-
-/// The variable in which a stage is told the machine's speeds; `--speed` counts before it.
-const SPEEDS: &str = "BRIGADE_SPEED";
 
 /// The option by which a stage is told where its node listens.
 const STAGE_AT: &str = "--stage-at";
@@ -107,8 +105,8 @@ pub struct Node {
     locks: Locks,
     /// What each stage has of the node's memory.
     ledger: Book,
-    /// Measured speeds of the machine, once a stage has measured them.
-    speeds: OnceLock<String>,
+    /// What a stage has measured of the machine, once it has.
+    measured: OnceLock<String>,
 }
 
 impl Node {
@@ -120,9 +118,9 @@ impl Node {
         // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Shared)?;
-        let ledger = Book::new().map_err(NodeError::Shared)?;
-        let (at, ways, speeds) = (None, Arc::default(), OnceLock::new());
-        Ok(Self { program, arguments, stages, at, ways, locks, ledger, speeds })
+        let ledger = Book::new(instance()).map_err(NodeError::Shared)?;
+        let (at, ways, measured) = (None, Arc::default(), OnceLock::new());
+        Ok(Self { program, arguments, stages, at, ways, locks, ledger, measured })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -177,7 +175,7 @@ impl Node {
     fn command(&self, share: Share, stdin: OwnedFd) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
-        command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
+        command.envs(self.measured.get().map(|measured| (MEASURED_VARIABLE, measured)));
         command.args(self.at.iter().flat_map(|at| [STAGE_AT.to_owned(), at.to_string()]));
         command.stdin(Stdio::from(stdin)).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
@@ -227,7 +225,7 @@ impl Stage {
         let (mut pause, mut was_ready) = (FIRST_PAUSE, false);
         loop {
             let mut turn = Some(self.turn.clone().lock_owned().await);
-            if self.node.speeds.get().is_some() {
+            if self.node.measured.get().is_some() {
                 // There is nothing left to measure.
                 turn = None;
             }
@@ -240,8 +238,8 @@ impl Stage {
             let ready = async {
                 loop {
                     let line = lines.as_mut()?.next_line().await.ok().flatten()?;
-                    match line.strip_prefix(SPEEDS_PREFIX) {
-                        Some(speeds) => drop(node.speeds.set(speeds.to_owned())),
+                    match line.strip_prefix(MEASURED_PREFIX) {
+                        Some(measured) => drop(node.measured.set(measured.to_owned())),
                         None => return Some(line),
                     }
                 }

@@ -22,14 +22,21 @@ pub(super) struct EngineStage {
     /// Ubatches that were begun and are not finished, in their order.
     begun: VecDeque<Begun>,
     turns: Option<Arc<Turns>>,
+    /// Whether its device computes while the thread goes on.
+    computes_on: bool,
     /// Keeps which experts it uses; `None`: nobody counts that.
     learner: Option<Learner>,
 }
 
 impl EngineStage {
     /// A runner that takes turns where there are other stages.
-    pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>, learner: Option<Learner>) -> Self {
-        Self { stage, begun: VecDeque::new(), turns, learner }
+    pub(super) fn new(stage: Stage, turns: Option<Arc<Turns>>, computes_on: bool) -> Self {
+        Self { stage, begun: VecDeque::new(), turns, computes_on, learner: None }
+    }
+
+    /// The same, which keeps what it learns of its experts.
+    pub(super) fn learning(self, learner: Option<Learner>) -> Self {
+        Self { learner, ..self }
     }
 }
 
@@ -56,7 +63,14 @@ impl StageRunner for EngineStage {
     }
 
     fn may_begin(&self, ubatch: &UBatch) -> bool {
-        self.stage.may_begin(ubatch)
+        // Where others wait, each has one ubatch in its turn.
+        let is_wanted = || self.turns.as_ref().is_some_and(|turns| turns.is_wanted());
+        let is_shared = self.computes_on && !self.begun.is_empty() && is_wanted();
+        self.stage.may_begin(ubatch) && !is_shared
+    }
+
+    fn computes_on(&self) -> bool {
+        self.computes_on
     }
 
     fn take_turn(&mut self) -> Option<Turn> {

@@ -24,6 +24,7 @@ use super::output::LaneRun;
 use super::requests::Requests;
 use crate::backend::{Finished, StageError, StageOutput, StageRunner};
 use crate::copies::taker::Taker;
+use crate::machine::turns::Turn;
 
 /// Most ubatches in work: one that computes, and the one behind it.
 const MOST_IN_WORK: usize = 2;
@@ -67,6 +68,8 @@ struct InWork {
     received: Instant,
     checked: Instant,
     begun: Instant,
+    /// The turn of a device that computes on.
+    turn: Option<Turn>,
 }
 
 impl<'a> LaneWork<'a> {
@@ -149,8 +152,9 @@ impl<'a> LaneWork<'a> {
             self.taker.after(self.runner, &ubatch);
             Ok::<_, StageError>(())
         }));
-        drop(turn);
+        let turn = turn.filter(|_| self.runner.computes_on());
         if let Some((lost, why)) = self.problem(result) {
+            drop(turn);
             if !lost {
                 // Ubatches before it are sound.
                 self.finish_all()?;
@@ -158,7 +162,7 @@ impl<'a> LaneWork<'a> {
             return self.stop(|lane| failed(lane, ubatch.id, &why), lost);
         }
         let id = ubatch.id;
-        self.in_work.push_back(InWork { id, frame, wire_bytes, received, checked, begun });
+        self.in_work.push_back(InWork { id, frame, wire_bytes, received, checked, begun, turn });
         while self.in_work.len() >= MOST_IN_WORK
             || (!self.in_work.is_empty() && self.runner.is_done_within(Duration::ZERO))
         {
@@ -180,12 +184,13 @@ impl<'a> LaneWork<'a> {
 
     /// Waits for the first ubatch in work, and sends its results on, if its lane is not over.
     fn finish_first(&mut self) -> Result<(), Unusable> {
-        let Some(InWork { id, mut frame, wire_bytes, received, checked, begun }) =
+        let Some(InWork { id, mut frame, wire_bytes, received, checked, begun, turn }) =
             self.in_work.pop_front()
         else {
             return Ok(());
         };
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.finish()));
+        drop(turn);
         // The stage was at the one before it until then.
         let started = begun.max(self.idle_since);
         self.idle_since = Instant::now();

@@ -49,7 +49,7 @@ fn a_worker_of_its_own_is_asked_for_nothing() {
 
 #[test]
 fn a_stage_may_have_all_that_the_others_leave() {
-    let book = Book::new().unwrap();
+    let book = Book::new(7).unwrap();
     let stages = all_stages(&book);
     let large = stages[0].stage(Amount::of_stage(ROOM / 2 + 1)).unwrap();
     assert_eq!(stages[0].limit().stage, ROOM, "its own counts as left");
@@ -70,7 +70,7 @@ fn a_stage_may_have_all_that_the_others_leave() {
 
 #[test]
 fn places_are_counted_apart() {
-    let book = Book::new().unwrap();
+    let book = Book::new(7).unwrap();
     let stages = all_stages(&book);
     let all_of_host = Amount { stage: 1, host: ROOM / 2 };
     let _held = stages[0].stage(all_of_host).unwrap();
@@ -80,13 +80,13 @@ fn places_are_counted_apart() {
 
 #[test]
 fn the_first_stage_says_what_the_node_may_take() {
-    let book = Book::new().unwrap();
+    let book = Book::new(7).unwrap();
     let first = stage_of(&book, 1);
     let less = Amount { stage: limit().stage / 2, host: 0 };
     let again = Ledger::of_node(book.inherited(), share(2), less).unwrap();
     assert_eq!(again.limit(), first.limit());
-    assert_eq!(first.node().unwrap().node, again.node().unwrap().node);
-    let few = Book::new().unwrap();
+    assert_eq!([first.node(), again.node()].map(|node| node.unwrap().node), [7; 2]);
+    let few = Book::new(7).unwrap();
     let limit = Amount::of_stage(STAGES as u64 * PROCESS_BYTES);
     let error = Ledger::of_node(few.inherited(), share(1), limit).unwrap_err().to_string();
     assert!(error.contains("fewer --stages or more --memory"), "{error}");
@@ -96,7 +96,7 @@ fn the_first_stage_says_what_the_node_may_take() {
 /// counted, and at the end everything can be had again.
 #[test]
 fn never_above_the_limit_and_nothing_is_lost() {
-    let (book, mut random) = (Book::new().unwrap(), Random(1));
+    let (book, mut random) = (Book::new(7).unwrap(), Random(1));
     let mut stages = all_stages(&book);
     let mut held: Vec<(Vec<Held>, Vec<Held>)> = (0..STAGES).map(|_| Default::default()).collect();
     let (mut granted, mut refused) = (0, 0);
@@ -188,7 +188,7 @@ fn processes_together_stay_within_the_limit() {
         return process(&inherited);
     }
     assert!(Path::new("/proc/self/fd").exists(), "an inherited file is found there");
-    let book = Book::new().unwrap();
+    let book = Book::new(7).unwrap();
     let mut holder = start(&book, 2);
     let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.ends_with("has half")));
