@@ -9,13 +9,14 @@ use crate::cpu::run;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
-/// Distance of prefetching, in bytes of weights. It is beyond the reach of the hardware's own prefetcher, and well
+/// Distance of prefetching, in bytes of weights. It is what memory delivers while one line is waited for, twice over, and well
 /// within the first-level cache.
-pub(super) const PREFETCH: usize = 4096;
+pub(super) const PREFETCH: usize = 12 << 10;
 
 /// The product of one panel with `T` rows at once.
 pub(super) trait Tile {
-    /// The sixteen outputs of each of the rows `rows` with panel `panel`.
+    /// The sixteen outputs of each of the rows `rows` with panel `panel`. Rows follow each other; those that only fill up the
+    /// tile repeat the chunk's last one, and their outputs are not read.
     fn tile<S: Simd, const T: usize>(
         s: S,
         chunk: &MatmulChunk<'_>,

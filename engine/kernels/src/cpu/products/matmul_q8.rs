@@ -38,13 +38,12 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
         // it is one record, which loops best.
         let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
+        let blocks = chunk.x.blocks();
         for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
-            let (slice, first) =
-                (g * group * Q::BLOCKS / SLICE_BLOCKS, g * group * Q::BLOCKS % SLICE_BLOCKS);
-            let mut x = [&[][..]; T];
-            for t in 0..T {
-                x[t] = &chunk.x.blocks(slice, rows[t])[0][first..][..group * Q::BLOCKS];
-            }
+            let first = g * group * Q::BLOCKS;
+            // Rows lie side by side: one address serves them all. What fills up a tile is whatever lies behind.
+            let x = blocks.slice_from(first / SLICE_BLOCKS, rows[0]);
+            let x = x.first_chunk::<T>().expect("rows fill whole tiles");
             for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
                 let (head, planes) = record.split_at(Q::HEAD);
                 s.prefetch(head, PREFETCH, Q::HEAD);
@@ -52,7 +51,7 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
                     s.prefetch(planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
-                    let x = block_of(&x, u * Q::BLOCKS + b);
+                    let x = blocks_at(x, first % SLICE_BLOCKS + u * Q::BLOCKS + b);
                     let scales = &scales;
                     let block = OneBlock { s, codes: &codes, x, scales, b, shift, sums };
                     sums = with_class::<Q, _>(block);
@@ -153,7 +152,7 @@ impl SliceKind for QuantSlices {
     type Row = BlockSlice;
 
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
-        chunk.x.blocks(slice, chunk.rows.start)
+        chunk.x.blocks().slice_from(slice, chunk.rows.start)
     }
 }
 
@@ -267,16 +266,6 @@ fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
         Offset::Shift(_) => s.shl_i(s.splat_i(neg_sum), shift),
         Offset::Signed => s.signed_start(neg_sum),
     }
-}
-
-/// Block `b` of each of the rows.
-#[inline(always)]
-fn block_of<'a, const T: usize>(rows: &[&'a [ActBlock]; T], b: usize) -> [&'a ActBlock; T] {
-    let mut blocks = [&rows[0][b]; T];
-    for t in 1..T {
-        blocks[t] = &rows[t][b];
-    }
-    blocks
 }
 
 /// Block `b` of each of the rows.
