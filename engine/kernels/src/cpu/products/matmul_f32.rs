@@ -57,37 +57,52 @@ pub(super) struct FloatTile<W>(PhantomData<W>);
 
 impl<W: Float> Tile for FloatTile<W> {
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(
+    fn tiles<S: Simd, const T: usize, const N: usize>(
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T] {
+        rows: [[usize; T]; N],
+    ) -> [[S::F; T]; N] {
         let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
-        let mut x = [&[][..]; T];
-        for t in 0..T {
-            x[t] = &chunk.x.row(rows[t])[..columns.len()];
+        let mut sums = [[s.zero(); T]; N];
+        for (rows, sums) in rows.into_iter().zip(&mut sums) {
+            *sums = tile::<S, W, T>(s, chunk, columns, rows);
         }
-        let mut total = [s.zero(); T];
-        for (r, run) in columns.chunks(RUN).enumerate() {
-            let mut of_run = [&[][..]; T];
-            for t in 0..T {
-                of_run[t] = &x[t][r * RUN..][..run.len()];
-            }
-            let mut sum = [s.zero(); T];
-            for (k, w) in run.iter().enumerate() {
-                s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
-                let w = W::load(s, w);
-                for t in 0..T {
-                    sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);
-                }
-            }
-            for t in 0..T {
-                total[t] = s.add(total[t], sum[t]);
-            }
-        }
-        total
+        sums
     }
+}
+
+/// The sums of `T` rows with the columns of a panel.
+#[inline(always)]
+fn tile<S: Simd, W: Float, const T: usize>(
+    s: S,
+    chunk: &MatmulChunk<'_>,
+    columns: &[[W::Bits; LANES]],
+    rows: [usize; T],
+) -> [S::F; T] {
+    let mut x = [&[][..]; T];
+    for t in 0..T {
+        x[t] = &chunk.x.row(rows[t])[..columns.len()];
+    }
+    let mut total = [s.zero(); T];
+    for (r, run) in columns.chunks(RUN).enumerate() {
+        let mut of_run = [&[][..]; T];
+        for t in 0..T {
+            of_run[t] = &x[t][r * RUN..][..run.len()];
+        }
+        let mut sum = [s.zero(); T];
+        for (k, w) in run.iter().enumerate() {
+            s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
+            let w = W::load(s, w);
+            for t in 0..T {
+                sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);
+            }
+        }
+        for t in 0..T {
+            total[t] = s.add(total[t], sum[t]);
+        }
+    }
+    total
 }
 
 impl<W: Float> Sliced for FloatTile<W> {

@@ -13,82 +13,102 @@ use crate::tiles::products::matmul::MatmulChunk;
 /// within the first-level cache.
 pub(super) const PREFETCH: usize = 12 << 10;
 
-/// The product of one panel with `T` rows at once.
+/// Products of one panel with few rows.
 pub(super) trait Tile {
-    /// The sixteen outputs of each of the rows `rows` with panel `panel`. Rows follow each other; those that only fill up the
-    /// tile repeat the chunk's last one, and their outputs are not read.
-    fn tile<S: Simd, const T: usize>(
+    /// The sixteen outputs of each of the rows `rows` with panel `panel`, of which `T` at a time lie in registers. Rows follow
+    /// each other; those that only fill up the tiles repeat the chunk's last one, and their outputs are not read.
+    fn tiles<S: Simd, const T: usize, const N: usize>(
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T];
+        rows: [[usize; T]; N],
+    ) -> [[S::F; T]; N];
 }
 
-/// Computes one tile: the sums of some rows with a panel. It takes as many of `rows` as the tile is high.
-type SumTile = fn(&MatmulChunk<'_>, &[u8], &[usize; MAX_TILE], &mut [[f32; LANES]; MAX_TILE]);
+/// Computes the sums of some rows with a panel. It takes as many of `rows` as its tiles hold.
+type SumTiles = fn(&MatmulChunk<'_>, &[u8], &[usize; MAX_TILE], &mut [[f32; LANES]; MAX_TILE]);
 
-/// Tiles of 1, 2, 4 and 8 rows. Tiles that are higher than the set's are not compiled for it.
+/// A step over rows.
+#[derive(Clone, Copy)]
+struct Step {
+    /// Most rows that it takes.
+    rows: usize,
+    sums: SumTiles,
+}
+
+/// Steps of 1, 2, 3, 4 and 8 rows. Tiles that are higher than the set's are not compiled for it.
 pub(super) struct Tiles {
-    /// Most rows of one.
-    height: usize,
-    of_rows: [SumTile; 4],
+    /// The step to take for each number of rows that are left.
+    of_rows: [Step; MAX_TILE],
 }
 
 impl Tiles {
     /// The tile kernels of weights of kind `K`.
     pub(super) const fn of<S: Simd, K: Tile>() -> Self {
-        let mut of_rows: [SumTile; 4] = [sums::<S, K, 1>; 4];
+        let one = Step { rows: 1, sums: sums::<S, K, 1, 1> };
+        let mut all = Self { of_rows: [one; MAX_TILE] };
         if const { S::TILE > 1 } {
-            of_rows = [of_rows[0], sums::<S, K, 2>, sums::<S, K, 2>, sums::<S, K, 2>];
+            all = all.from(2, Step { rows: 2, sums: sums::<S, K, 2, 1> });
         }
         if const { S::TILE > 2 } {
-            of_rows = [of_rows[0], of_rows[1], sums::<S, K, 4>, sums::<S, K, 4>];
+            all = all.from(3, Step { rows: 3, sums: sums::<S, K, 3, 1> });
+            all = all.from(4, Step { rows: 4, sums: sums::<S, K, 4, 1> });
         }
+        // A tile filled up with the chunk's last row costs less than the smaller ones that would fit.
         if const { S::TILE > 4 } {
-            of_rows = [of_rows[0], of_rows[1], of_rows[2], sums::<S, K, 8>];
+            all = all.from(5, Step { rows: 8, sums: sums::<S, K, 8, 1> });
         }
-        Self { height: S::TILE, of_rows }
+        // Two tiles in turn cost more than a tile of four and one of three.
+        if const { S::TILES_A_BLOCK > 1 } {
+            all = all.from(8, Step { rows: 8, sums: sums::<S, K, 4, 2> });
+        }
+        all
     }
 
-    /// Computes a chunk. A tile filled up with the chunk's last row costs less than the several smaller ones that would fit.
+    /// The same with `step` for `n_rows` rows and more.
+    const fn from(mut self, n_rows: usize, step: Step) -> Self {
+        let mut left = n_rows;
+        while left <= MAX_TILE {
+            self.of_rows[left - 1] = step;
+            left += 1;
+        }
+        self
+    }
+
+    /// Computes a chunk.
     pub(super) fn run(&self, chunk: &MatmulChunk<'_>) {
         let mut sums = [[0.0; LANES]; MAX_TILE];
         for p in chunk.panels.clone() {
             let panel = chunk.w.panel(p);
             let mut first = chunk.rows.start;
             while first < chunk.rows.end {
-                let left = (chunk.rows.end - first).min(self.height);
-                let tile = match left {
-                    5.. => 3,
-                    3.. => 2,
-                    2 => 1,
-                    _ => 0,
-                };
+                let left = (chunk.rows.end - first).min(MAX_TILE);
+                let step = self.of_rows[left - 1];
                 let mut rows = [first; MAX_TILE];
                 for (t, row) in rows.iter_mut().enumerate() {
                     *row = (first + t).min(chunk.rows.end - 1);
                 }
-                self.of_rows[tile](chunk, panel, &rows, &mut sums);
-                write(chunk, p, first, &sums[..left]);
-                first += left;
+                (step.sums)(chunk, panel, &rows, &mut sums);
+                let taken = step.rows.min(left);
+                write(chunk, p, first, &sums[..taken]);
+                first += taken;
             }
         }
     }
 }
 
-/// The sums of a tile of `T` rows on the instructions of `S`.
-fn sums<S: Simd, K: Tile, const T: usize>(
+/// The sums of `N` tiles of `T` rows on the instructions of `S`.
+fn sums<S: Simd, K: Tile, const T: usize, const N: usize>(
     chunk: &MatmulChunk<'_>,
     panel: &[u8],
     rows: &[usize; MAX_TILE],
     sums: &mut [[f32; LANES]; MAX_TILE],
 ) {
-    run::<S, _>(OneTile::<K, T> { chunk, panel, rows, sums, kind: PhantomData });
+    run::<S, _>(SomeTiles::<K, T, N> { chunk, panel, rows, sums, kind: PhantomData });
 }
 
-/// The sums of one tile.
-struct OneTile<'a, 'b, K, const T: usize> {
+/// The sums of `N` tiles of `T` rows.
+struct SomeTiles<'a, 'b, K, const T: usize, const N: usize> {
     chunk: &'a MatmulChunk<'b>,
     panel: &'a [u8],
     rows: &'a [usize; MAX_TILE],
@@ -96,15 +116,18 @@ struct OneTile<'a, 'b, K, const T: usize> {
     kind: PhantomData<K>,
 }
 
-impl<K: Tile, const T: usize> Op for OneTile<'_, '_, K, T> {
+impl<K: Tile, const T: usize, const N: usize> Op for SomeTiles<'_, '_, K, T, N> {
     type Out = ();
     #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let rows = self.rows.first_chunk::<T>().expect("no tile is higher than the highest");
-        let sums = K::tile::<S, T>(s, self.chunk, self.panel, *rows);
-        for t in 0..T {
-            s.store(sums[t], &mut self.sums[t]);
+        let (rows, _) = self.rows.as_chunks::<T>();
+        let rows = rows.first_chunk::<N>().expect("no tiles are higher than the highest");
+        let sums = K::tiles::<S, T, N>(s, self.chunk, self.panel, *rows);
+        for n in 0..N {
+            for t in 0..T {
+                s.store(sums[n][t], &mut self.sums[n * T + t]);
+            }
         }
     }
 }

@@ -25,14 +25,14 @@ pub(super) struct QuantTile<Q>(PhantomData<Q>);
 
 impl<Q: PanelFormat> Tile for QuantTile<Q> {
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(
+    fn tiles<S: Simd, const T: usize, const N: usize>(
         s: S,
         chunk: &MatmulChunk<'_>,
         panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T] {
+        rows: [[usize; T]; N],
+    ) -> [[S::F; T]; N] {
         let mut scales = Scales::<S>::zero(s);
-        let mut sums = [s.zero(); T];
+        let mut sums = [[s.zero(); T]; N];
         let shift = const { Q::OFFSET.shift() };
         // Records whose activations are looked up together. Where a record is one block, that is a whole
         // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
@@ -42,8 +42,8 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
             let first = g * group * Q::BLOCKS;
             // Rows lie side by side: one address serves them all. What fills up a tile is whatever lies behind.
-            let x = blocks.slice_from(first / SLICE_BLOCKS, rows[0]);
-            let x = x.first_chunk::<T>().expect("rows fill whole tiles");
+            let (x, _) = blocks.slice_from(first / SLICE_BLOCKS, rows[0][0]).as_chunks::<T>();
+            let x = x.first_chunk::<N>().expect("rows fill whole tiles");
             for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
                 let (head, planes) = record.split_at(Q::HEAD);
                 s.prefetch(head, PREFETCH, Q::HEAD);
@@ -51,10 +51,12 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
                     s.prefetch(planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
-                    let x = blocks_at(x, first % SLICE_BLOCKS + u * Q::BLOCKS + b);
-                    let scales = &scales;
-                    let block = OneBlock { s, codes: &codes, x, scales, b, shift, sums };
-                    sums = with_class::<Q, _>(block);
+                    for (x, sums) in x.iter().zip(&mut sums) {
+                        let x = blocks_at(x, first % SLICE_BLOCKS + u * Q::BLOCKS + b);
+                        let (codes, scales) = (&codes, &scales);
+                        let block = OneBlock { s, codes, x, scales, b, shift, sums: *sums };
+                        *sums = with_class::<Q, _>(block);
+                    }
                 }
             }
         }
@@ -263,7 +265,7 @@ fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
 fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
     match A::OFFSET {
         Offset::None => s.splat_i(0),
-        Offset::Shift(_) => s.shl_i(s.splat_i(neg_sum), shift),
+        Offset::Shift(_) => s.shifted_start(neg_sum, shift),
         Offset::Signed => s.signed_start(neg_sum),
     }
 }
