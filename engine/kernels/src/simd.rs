@@ -37,10 +37,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Tokens of a tile where weights are unpacked beforehand: [`Simd::TILE`], or more where that leaves
     /// registers free.
     const MANY_TILE: usize = Self::TILE;
+    /// Whether there are tiles of heights that are no powers of two. Results do not depend on it.
+    const BETWEEN: bool = true;
     /// Tiles of [`Simd::TILE`] rows that take a block in turn while it is unpacked, where unpacking is many instructions and
     /// registers hold no higher tile. Results do not depend on it.
     const TILES_A_BLOCK: usize = 1;
-    /// Panels of a tile where weights are unpacked beforehand: two halve the loads of activations, where registers hold the sums of both.
+    /// Panels of a tile where weights are unpacked beforehand: two halve the loads of activations, where registers hold
+    /// the sums of both.
     const MANY_PANELS: usize = 1;
     /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
     /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::simd::{LANES, Simd};
 use crate::tiles::products::activations::{FLOAT_SLICE, FloatSlice};
@@ -57,18 +57,13 @@ pub(super) struct FloatTile<W>(PhantomData<W>);
 
 impl<W: Float> Tile for FloatTile<W> {
     #[inline(always)]
-    fn tiles<S: Simd, const T: usize, const N: usize>(
-        s: S,
-        chunk: &MatmulChunk<'_>,
-        panel: &[u8],
-        rows: [[usize; T]; N],
-    ) -> [[S::F; T]; N] {
-        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
-        let mut sums = [[s.zero(); T]; N];
-        for (rows, sums) in rows.into_iter().zip(&mut sums) {
-            *sums = tile::<S, W, T>(s, chunk, columns, rows);
+    fn tiles<S: Simd, const T: usize, const N: usize>(s: S, of: &mut PanelRows<'_, '_>) {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(of.panel).as_chunks::<LANES>();
+        for n in 0..N {
+            let rows = of.rows[n * T..].first_chunk().expect("no tiles hold more than the most");
+            let sums = tile::<S, W, T>(s, of.chunk, columns, *rows);
+            of.store(s, &sums, n * T);
         }
-        sums
     }
 }
 
