@@ -37,7 +37,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Tokens of a tile where weights are unpacked beforehand: [`Simd::TILE`], or more where that leaves
     /// registers free.
     const MANY_TILE: usize = Self::TILE;
-    /// Panels of such a tile: two halve the loads of activations, where registers hold the sums of both.
+    /// Whether there are tiles of heights that are no powers of two. Results do not depend on it.
+    const BETWEEN: bool = true;
+    /// Tiles of [`Simd::TILE`] rows that take a block in turn while it is unpacked, where unpacking is many instructions and
+    /// registers hold no higher tile. Results do not depend on it.
+    const TILES_A_BLOCK: usize = 1;
+    /// Panels of a tile where weights are unpacked beforehand: two halve the loads of activations, where registers hold
+    /// the sums of both.
     const MANY_PANELS: usize = 1;
     /// Whether the rows of a tile take each vector of weights together ([`Simd::dots`]), rather than row
     /// by row all vectors: where registers do not hold a block's weights. Results do not depend on it.
@@ -149,6 +155,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
         x: &[&[[i8; 4]; N]; T],
     ) -> [Self::I; T] {
         chained(self, acc, w, x, Self::dot4_signed)
+    }
+    /// Start of an accumulator of `dot4` for weights stored with `1 << n` added, given `-Σx` over all its activations.
+    #[inline(always)]
+    fn shifted_start(self, neg_sum: i32, n: u32) -> Self::I {
+        self.shl_i(self.splat_i(neg_sum), n)
     }
     /// Start of an accumulator of `dot4_signed`, given `-Σx` over all its activations.
     fn signed_start(self, neg_sum: i32) -> Self::I;

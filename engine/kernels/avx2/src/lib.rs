@@ -83,6 +83,18 @@ fn pinned(mut v: I) -> I {
     v
 }
 
+/// The same value, in a vector register by this point. The compiler would otherwise shift what was read as a scalar, and move
+/// it there in two more instructions.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_vector(mut v: __m256i) -> __m256i {
+    // SAFETY: an empty instruction sequence that touches nothing but names the register.
+    unsafe {
+        asm!("/* {} */", inout(ymm_reg) v, options(pure, nomem, nostack, preserves_flags));
+    }
+    v
+}
+
 impl<const VNNI: bool> Lanes<VNNI> {
     /// Adds the products of vector `v` of `w` to the sums of `T` rows: codes too wide for 16-bit sums of several vectors.
     #[inline(always)]
@@ -189,6 +201,7 @@ impl<const VNNI: bool> Simd for Lanes<VNNI> {
     const NAME: &'static str = if VNNI { "avxvnni" } else { "avx2" };
     const TILE: usize = 4;
     const MANY_TILE: usize = 6;
+    const TILES_A_BLOCK: usize = if VNNI { 1 } else { 2 };
     const TOGETHER: bool = true;
     const CHAINS: usize = if VNNI { 4 } else { 1 };
     const INTEGERS_FIRST: bool = true;
@@ -422,6 +435,11 @@ impl<const VNNI: bool> Simd for Lanes<VNNI> {
         }
         unrolled!(v < N => { acc = self.add_signed(acc, w[v], x, v) });
         acc
+    }
+    #[inline(always)]
+    fn shifted_start(self, neg_sum: i32, n: u32) -> I {
+        let v = isa!(in_vector(_mm256_set1_epi32(neg_sum)));
+        self.shl_i(self.both_halves(v), n)
     }
     #[inline(always)]
     fn signed_start(self, neg_sum: i32) -> I {

@@ -40,16 +40,17 @@ fn nibbles_of(qs: &[u8; 128], b: usize) -> [u32; VECTORS] {
     each_word(|v| bits_at(word_at(qs, VECTORS * (b / 2) + v), 4 * (b % 2), 15))
 }
 
-/// The bits `mask` of each lane from bit `from` on.
+/// Byte `j` of each lane.
 #[inline(always)]
-fn bits<S: Simd>(s: S, lanes: S::I, from: usize, mask: i32) -> S::I {
-    s.and_i(s.shr_i(lanes, from as u32), s.splat_i(mask))
+fn byte<S: Simd>(s: S, lanes: S::I, j: u32) -> S::I {
+    let moved = if j == 0 { lanes } else { s.shr_i(lanes, 8 * j) };
+    if j == 3 { moved } else { s.and_i(moved, s.splat_i(0xff)) }
 }
 
-/// `high` above the four bits of `low`.
+/// Bits 6 and 7 of each byte of `high` above four bits of `low`, whose others are zero.
 #[inline(always)]
 fn on_top<S: Simd>(s: S, low: S::I, high: S::I) -> S::I {
-    s.or_i(low, s.shl_i(high, 4))
+    s.or_i(low, s.and_i(s.shr_i(high, 2), s.splat_i(0x3030_3030)))
 }
 
 #[inline(always)]
@@ -59,15 +60,14 @@ fn expand<S: Simd>(s: S, head: &[u8], out: &mut Scales<S>) {
     let a = s.load_bytes(bytes_at(head, WORDS));
     let b = s.load_bytes(bytes_at(head, WORDS + WORD));
     let c = s.load_bytes(bytes_at(head, WORDS + 2 * WORD));
-    for j in 0..4 {
-        let scale_low = bits(s, a, 8 * j, 63);
-        let min_low = bits(s, b, 8 * j, 63);
-        let scale_high = on_top(s, bits(s, c, 8 * j, 15), bits(s, a, 8 * j + 6, 3));
-        let min_high = on_top(s, bits(s, c, 8 * j + 4, 15), bits(s, b, 8 * j + 6, 3));
-        out.scale[j] = s.mul(d, s.to_f32(scale_low));
-        out.scale[j + 4] = s.mul(d, s.to_f32(scale_high));
-        out.min[j] = s.mul(neg_dmin, s.to_f32(min_low));
-        out.min[j + 4] = s.mul(neg_dmin, s.to_f32(min_high));
+    // All four bytes of a word at once, before each becomes a lane.
+    let (sixes, fours) = (s.splat_i(0x3f3f_3f3f), s.splat_i(0x0f0f_0f0f));
+    let scales = [s.and_i(a, sixes), on_top(s, s.and_i(c, fours), a)];
+    let mins = [s.and_i(b, sixes), on_top(s, s.and_i(s.shr_i(c, 4), fours), b)];
+    for j in 0..8 {
+        let (scale, min) = (scales[j / 4], mins[j / 4]);
+        out.scale[j] = s.mul(d, s.to_f32(byte(s, scale, j as u32 % 4)));
+        out.min[j] = s.mul(neg_dmin, s.to_f32(byte(s, min, j as u32 % 4)));
     }
 }
 

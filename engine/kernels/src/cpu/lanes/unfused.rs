@@ -37,6 +37,8 @@ impl<S: Simd> Simd for Unfused<S> {
     const NAME: &'static str = "unfused";
     const TILE: usize = S::TILE;
     const MANY_TILE: usize = S::MANY_TILE;
+    // Few products run on these tables: what makes some of them a little faster is not compiled for them.
+    const BETWEEN: bool = false;
     const MANY_PANELS: usize = S::MANY_PANELS;
     const TOGETHER: bool = S::TOGETHER;
     const CHAINS: usize = S::CHAINS;
@@ -109,6 +111,7 @@ impl<S: Simd> Simd for Unfused<S> {
         fn sum_i(v: S::I) -> i32;
         fn dot4(acc: S::I, w: S::I, x: S::I) -> S::I;
         fn dot4_signed(acc: S::I, w: S::I, x: S::I) -> S::I;
+        fn shifted_start(neg_sum: i32, n: u32) -> S::I;
         fn signed_start(neg_sum: i32) -> S::I;
         fn prefetch(bytes: &[u8], ahead: usize, len: usize);
         fn max(a: S::F, b: S::F) -> S::F;

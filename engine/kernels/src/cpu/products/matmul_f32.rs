@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::simd::{LANES, Simd};
 use crate::tiles::products::activations::{FLOAT_SLICE, FloatSlice};
@@ -57,37 +57,47 @@ pub(super) struct FloatTile<W>(PhantomData<W>);
 
 impl<W: Float> Tile for FloatTile<W> {
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(
-        s: S,
-        chunk: &MatmulChunk<'_>,
-        panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T] {
-        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
-        let mut x = [&[][..]; T];
-        for t in 0..T {
-            x[t] = &chunk.x.row(rows[t])[..columns.len()];
+    fn tiles<S: Simd, const T: usize, const N: usize>(s: S, of: &mut PanelRows<'_, '_>) {
+        let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(of.panel).as_chunks::<LANES>();
+        for n in 0..N {
+            let rows = of.rows[n * T..].first_chunk().expect("no tiles hold more than the most");
+            let sums = tile::<S, W, T>(s, of.chunk, columns, *rows);
+            of.store(s, &sums, n * T);
         }
-        let mut total = [s.zero(); T];
-        for (r, run) in columns.chunks(RUN).enumerate() {
-            let mut of_run = [&[][..]; T];
-            for t in 0..T {
-                of_run[t] = &x[t][r * RUN..][..run.len()];
-            }
-            let mut sum = [s.zero(); T];
-            for (k, w) in run.iter().enumerate() {
-                s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
-                let w = W::load(s, w);
-                for t in 0..T {
-                    sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);
-                }
-            }
-            for t in 0..T {
-                total[t] = s.add(total[t], sum[t]);
-            }
-        }
-        total
     }
+}
+
+/// The sums of `T` rows with the columns of a panel.
+#[inline(always)]
+fn tile<S: Simd, W: Float, const T: usize>(
+    s: S,
+    chunk: &MatmulChunk<'_>,
+    columns: &[[W::Bits; LANES]],
+    rows: [usize; T],
+) -> [S::F; T] {
+    let mut x = [&[][..]; T];
+    for t in 0..T {
+        x[t] = &chunk.x.row(rows[t])[..columns.len()];
+    }
+    let mut total = [s.zero(); T];
+    for (r, run) in columns.chunks(RUN).enumerate() {
+        let mut of_run = [&[][..]; T];
+        for t in 0..T {
+            of_run[t] = &x[t][r * RUN..][..run.len()];
+        }
+        let mut sum = [s.zero(); T];
+        for (k, w) in run.iter().enumerate() {
+            s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
+            let w = W::load(s, w);
+            for t in 0..T {
+                sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);
+            }
+        }
+        for t in 0..T {
+            total[t] = s.add(total[t], sum[t]);
+        }
+    }
+    total
 }
 
 impl<W: Float> Sliced for FloatTile<W> {

@@ -9,102 +9,131 @@ use crate::cpu::run;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
-/// Distance of prefetching, in bytes of weights. It is beyond the reach of the hardware's own prefetcher, and well
+/// Distance of prefetching, in bytes of weights. It is what memory delivers while one line is waited for, twice over, and well
 /// within the first-level cache.
-pub(super) const PREFETCH: usize = 4096;
+pub(super) const PREFETCH: usize = 12 << 10;
 
-/// The product of one panel with `T` rows at once.
-pub(super) trait Tile {
-    /// The sixteen outputs of each of the rows `rows` with panel `panel`.
-    fn tile<S: Simd, const T: usize>(
-        s: S,
-        chunk: &MatmulChunk<'_>,
-        panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T];
+/// A panel and the few rows that it is multiplied with.
+pub(super) struct PanelRows<'a, 'b> {
+    pub(super) chunk: &'a MatmulChunk<'b>,
+    pub(super) panel: &'a [u8],
+    /// Numbers of the rows. They follow each other; those that only fill up the tiles repeat the chunk's last one.
+    pub(super) rows: [usize; MAX_TILE],
+    /// The sixteen outputs of each row. Those of rows that only fill up the tiles are not read.
+    pub(super) sums: [[f32; LANES]; MAX_TILE],
 }
 
-/// Computes one tile: the sums of some rows with a panel. It takes as many of `rows` as the tile is high.
-type SumTile = fn(&MatmulChunk<'_>, &[u8], &[usize; MAX_TILE], &mut [[f32; LANES]; MAX_TILE]);
+impl PanelRows<'_, '_> {
+    /// Writes the sums of a tile, of which the first is number `first`.
+    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+    #[inline(always)]
+    pub(super) fn store<S: Simd, const T: usize>(&mut self, s: S, tile: &[S::F; T], first: usize) {
+        for t in 0..T {
+            s.store(tile[t], &mut self.sums[first + t]);
+        }
+    }
+}
 
-/// Tiles of 1, 2, 4 and 8 rows. Tiles that are higher than the set's are not compiled for it.
+/// Products of one panel with few rows.
+pub(super) trait Tile {
+    /// Computes the sums of the first `N * T` rows, of which `T` at a time lie in registers.
+    fn tiles<S: Simd, const T: usize, const N: usize>(s: S, of: &mut PanelRows<'_, '_>);
+}
+
+/// Computes the sums of as many rows as its tiles hold.
+type SumTiles = fn(&mut PanelRows<'_, '_>);
+
+/// A step over rows.
+#[derive(Clone, Copy)]
+struct Step {
+    /// Most rows that it takes.
+    rows: usize,
+    sums: SumTiles,
+}
+
+/// Steps of 1, 2, 3, 4, 6 and 8 rows. Tiles that are higher than the set's are not compiled for it.
 pub(super) struct Tiles {
-    /// Most rows of one.
-    height: usize,
-    of_rows: [SumTile; 4],
+    /// The step to take for each number of rows that are left.
+    of_rows: [Step; MAX_TILE],
 }
 
 impl Tiles {
     /// The tile kernels of weights of kind `K`.
     pub(super) const fn of<S: Simd, K: Tile>() -> Self {
-        let mut of_rows: [SumTile; 4] = [sums::<S, K, 1>; 4];
+        let one = Step { rows: 1, sums: sums::<S, K, 1, 1> };
+        let mut all = Self { of_rows: [one; MAX_TILE] };
         if const { S::TILE > 1 } {
-            of_rows = [of_rows[0], sums::<S, K, 2>, sums::<S, K, 2>, sums::<S, K, 2>];
+            all = all.with_step(2, Step { rows: 2, sums: sums::<S, K, 2, 1> });
         }
         if const { S::TILE > 2 } {
-            of_rows = [of_rows[0], of_rows[1], sums::<S, K, 4>, sums::<S, K, 4>];
+            all = all.with_step(3, Step { rows: 4, sums: sums::<S, K, 4, 1> });
         }
+        // With 512 bits, memory hides what a row more costs.
+        if const { S::TILE == 4 && S::BETWEEN } {
+            all.of_rows[2] = Step { rows: 3, sums: sums::<S, K, 3, 1> };
+        }
+        // A tile that is filled up costs less than the smaller ones that would fit.
         if const { S::TILE > 4 } {
-            of_rows = [of_rows[0], of_rows[1], of_rows[2], sums::<S, K, 8>];
+            all = all.with_step(5, Step { rows: 8, sums: sums::<S, K, 8, 1> });
         }
-        Self { height: S::TILE, of_rows }
+        if const { S::TILE > 4 && S::BETWEEN } {
+            let six = Step { rows: 6, sums: sums::<S, K, 6, 1> };
+            (all.of_rows[4], all.of_rows[5]) = (six, six);
+        }
+        // Two tiles in turn cost more than a tile of four and one of three.
+        if const { S::TILES_A_BLOCK > 1 } {
+            all = all.with_step(8, Step { rows: 8, sums: sums::<S, K, 4, 2> });
+        }
+        all
     }
 
-    /// Computes a chunk. A tile filled up with the chunk's last row costs less than the several smaller ones that would fit.
+    /// The same with `step` for `n_rows` rows and more.
+    const fn with_step(mut self, n_rows: usize, step: Step) -> Self {
+        let mut left = n_rows;
+        while left <= MAX_TILE {
+            self.of_rows[left - 1] = step;
+            left += 1;
+        }
+        self
+    }
+
+    /// Computes a chunk.
     pub(super) fn run(&self, chunk: &MatmulChunk<'_>) {
-        let mut sums = [[0.0; LANES]; MAX_TILE];
+        let (rows, sums) = ([0; MAX_TILE], [[0.0; LANES]; MAX_TILE]);
         for p in chunk.panels.clone() {
-            let panel = chunk.w.panel(p);
+            let mut of = PanelRows { chunk, panel: chunk.w.panel(p), rows, sums };
             let mut first = chunk.rows.start;
             while first < chunk.rows.end {
-                let left = (chunk.rows.end - first).min(self.height);
-                let tile = match left {
-                    5.. => 3,
-                    3.. => 2,
-                    2 => 1,
-                    _ => 0,
-                };
-                let mut rows = [first; MAX_TILE];
-                for (t, row) in rows.iter_mut().enumerate() {
+                let left = (chunk.rows.end - first).min(MAX_TILE);
+                let step = self.of_rows[left - 1];
+                for (t, row) in of.rows.iter_mut().enumerate() {
                     *row = (first + t).min(chunk.rows.end - 1);
                 }
-                self.of_rows[tile](chunk, panel, &rows, &mut sums);
-                write(chunk, p, first, &sums[..left]);
-                first += left;
+                (step.sums)(&mut of);
+                let taken = step.rows.min(left);
+                write(chunk, p, first, &of.sums[..taken]);
+                first += taken;
             }
         }
     }
 }
 
-/// The sums of a tile of `T` rows on the instructions of `S`.
-fn sums<S: Simd, K: Tile, const T: usize>(
-    chunk: &MatmulChunk<'_>,
-    panel: &[u8],
-    rows: &[usize; MAX_TILE],
-    sums: &mut [[f32; LANES]; MAX_TILE],
-) {
-    run::<S, _>(OneTile::<K, T> { chunk, panel, rows, sums, kind: PhantomData });
+/// The sums of `N` tiles of `T` rows on the instructions of `S`.
+fn sums<S: Simd, K: Tile, const T: usize, const N: usize>(of: &mut PanelRows<'_, '_>) {
+    run::<S, _>(SomeTiles::<K, T, N>(of, PhantomData));
 }
 
-/// The sums of one tile.
-struct OneTile<'a, 'b, K, const T: usize> {
-    chunk: &'a MatmulChunk<'b>,
-    panel: &'a [u8],
-    rows: &'a [usize; MAX_TILE],
-    sums: &'a mut [[f32; LANES]; MAX_TILE],
-    kind: PhantomData<K>,
-}
+/// The sums of `N` tiles of `T` rows.
+struct SomeTiles<'a, 'b, 'c, K, const T: usize, const N: usize>(
+    &'a mut PanelRows<'b, 'c>,
+    PhantomData<K>,
+);
 
-impl<K: Tile, const T: usize> Op for OneTile<'_, '_, K, T> {
+impl<K: Tile, const T: usize, const N: usize> Op for SomeTiles<'_, '_, '_, K, T, N> {
     type Out = ();
-    #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
-        let rows = self.rows.first_chunk::<T>().expect("no tile is higher than the highest");
-        let sums = K::tile::<S, T>(s, self.chunk, self.panel, *rows);
-        for t in 0..T {
-            s.store(sums[t], &mut self.sums[t]);
-        }
+        K::tiles::<S, T, N>(s, self.0);
     }
 }
 

@@ -9,11 +9,12 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use super::arithmetic::{Arithmetic, ArithmeticVisitor, with_class};
-use super::matmul_few::{PREFETCH, Tile};
+use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
 use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::simd::Simd;
 use crate::tiles::products::activations::{ActBlock, BlockSlice, SLICE};
+use crate::tiles::products::column_slices::SlicedRows;
 use crate::tiles::products::matmul::MatmulChunk;
 
 /// Vectors of half a block.
@@ -25,26 +26,18 @@ pub(super) struct QuantTile<Q>(PhantomData<Q>);
 
 impl<Q: PanelFormat> Tile for QuantTile<Q> {
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(
-        s: S,
-        chunk: &MatmulChunk<'_>,
-        panel: &[u8],
-        rows: [usize; T],
-    ) -> [S::F; T] {
+    fn tiles<S: Simd, const T: usize, const N: usize>(s: S, of: &mut PanelRows<'_, '_>) {
         let mut scales = Scales::<S>::zero(s);
-        let mut sums = [s.zero(); T];
+        let mut tiles = [[s.zero(); T]; N];
         let shift = const { Q::OFFSET.shift() };
         // Records whose activations are looked up together. Where a record is one block, that is a whole
         // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
         // it is one record, which loops best.
         let group = const { if Q::BLOCKS == 1 { SLICE_BLOCKS } else { 1 } };
-        for (g, records) in panel.chunks(group * Q::RECORD).enumerate() {
-            let (slice, first) =
-                (g * group * Q::BLOCKS / SLICE_BLOCKS, g * group * Q::BLOCKS % SLICE_BLOCKS);
-            let mut x = [&[][..]; T];
-            for t in 0..T {
-                x[t] = &chunk.x.blocks(slice, rows[t])[0][first..][..group * Q::BLOCKS];
-            }
+        let blocks = of.chunk.x.blocks();
+        for (g, records) in of.panel.chunks(group * Q::RECORD).enumerate() {
+            let first = g * group * Q::BLOCKS;
+            let x = slice_of(blocks, first / SLICE_BLOCKS, of.rows[0]);
             for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
                 let (head, planes) = record.split_at(Q::HEAD);
                 s.prefetch(head, PREFETCH, Q::HEAD);
@@ -52,34 +45,64 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
                 for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
                     s.prefetch(planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
-                    let x = block_of(&x, u * Q::BLOCKS + b);
-                    let scales = &scales;
-                    let block = OneBlock { s, codes: &codes, x, scales, b, shift, sums };
-                    sums = with_class::<Q, _>(block);
+                    let at = first % SLICE_BLOCKS + u * Q::BLOCKS + b;
+                    let (codes, scales, tiles) = (&codes, &scales, &mut tiles);
+                    with_class::<Q, _>(OneBlock { s, codes, x, at, scales, b, shift, tiles });
                 }
             }
         }
-        sums
+        store_all(s, &tiles, of);
+    }
+}
+
+/// Slice `slice` of the `N * T` rows from `first` on. Rows lie side by side: one address serves them all. What fills up a tile
+/// is whatever lies behind the last one.
+#[inline(always)]
+fn slice_of<const T: usize, const N: usize>(
+    blocks: &SlicedRows<BlockSlice>,
+    slice: usize,
+    first: usize,
+) -> &[[BlockSlice; T]; N] {
+    let (tiles, _) = blocks.slice_from(slice, first).as_chunks::<T>();
+    tiles.first_chunk().expect("rows fill whole tiles")
+}
+
+/// Writes the sums of all tiles.
+#[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+#[inline(always)]
+fn store_all<S: Simd, const T: usize, const N: usize>(
+    s: S,
+    tiles: &[[S::F; T]; N],
+    of: &mut PanelRows<'_, '_>,
+) {
+    for n in 0..N {
+        of.store(s, &tiles[n], n * T);
     }
 }
 
 /// A block and the sums that it is added to: its code is compiled once for each class of arithmetic.
-struct OneBlock<'a, S: Simd, const T: usize> {
+struct OneBlock<'a, S: Simd, const T: usize, const N: usize> {
     s: S,
     codes: &'a [S::I; VECTORS],
-    x: [&'a ActBlock; T],
+    x: &'a [[BlockSlice; T]; N],
+    /// Number of the block in its slice.
+    at: usize,
     scales: &'a Scales<S>,
+    /// Number of the block in its record.
     b: usize,
     shift: u32,
-    sums: [S::F; T],
+    tiles: &'a mut [[S::F; T]; N],
 }
 
-impl<S: Simd, const T: usize> ArithmeticVisitor for OneBlock<'_, S, T> {
-    type Out = [S::F; T];
+impl<S: Simd, const T: usize, const N: usize> ArithmeticVisitor for OneBlock<'_, S, T, N> {
+    type Out = ();
     #[inline(always)]
-    fn visit<A: Arithmetic>(self) -> [S::F; T] {
-        let Self { s, codes, x, scales, b, shift, sums } = self;
-        tile::<S, A, T, _>(s, codes, x, scales, b, shift, sums)
+    fn visit<A: Arithmetic>(self) {
+        let Self { s, codes, x, at, scales, b, shift, tiles } = self;
+        for n in 0..N {
+            let x = blocks_at(&x[n], at);
+            tiles[n] = tile::<S, A, T, _>(s, codes, x, scales, b, shift, tiles[n]);
+        }
     }
 }
 
@@ -153,7 +176,7 @@ impl SliceKind for QuantSlices {
     type Row = BlockSlice;
 
     fn rows<'a>(chunk: &'a MatmulChunk<'_>, slice: usize) -> &'a [BlockSlice] {
-        chunk.x.blocks(slice, chunk.rows.start)
+        chunk.x.blocks().slice_from(slice, chunk.rows.start)
     }
 }
 
@@ -264,19 +287,9 @@ fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
 fn start<S: Simd, A: Arithmetic>(s: S, neg_sum: i32, shift: u32) -> S::I {
     match A::OFFSET {
         Offset::None => s.splat_i(0),
-        Offset::Shift(_) => s.shl_i(s.splat_i(neg_sum), shift),
+        Offset::Shift(_) => s.shifted_start(neg_sum, shift),
         Offset::Signed => s.signed_start(neg_sum),
     }
-}
-
-/// Block `b` of each of the rows.
-#[inline(always)]
-fn block_of<'a, const T: usize>(rows: &[&'a [ActBlock]; T], b: usize) -> [&'a ActBlock; T] {
-    let mut blocks = [&rows[0][b]; T];
-    for t in 1..T {
-        blocks[t] = &rows[t][b];
-    }
-    blocks
 }
 
 /// Block `b` of each of the rows.

@@ -129,17 +129,16 @@ impl<'a> ActRows<'a> {
         &self.x[r * self.cols..(r + 1) * self.cols]
     }
 
-    /// Slice `slice` of row `r` and of the rows after it (see [`SlicedRows::slice_from`]), in 8-bit form.
+    /// All rows in 8-bit form.
     ///
     /// # Panics
     /// If these rows were not prepared for integer products.
     #[inline(always)]
-    pub(crate) fn blocks(&self, slice: usize, r: usize) -> &[BlockSlice] {
-        let blocks = self.forms.blocks.get();
-        blocks.expect("rows prepared for these weights have the 8-bit form").slice_from(slice, r)
+    pub(crate) fn blocks(&self) -> &SlicedRows<BlockSlice> {
+        self.forms.blocks.get().expect("rows prepared for these weights have the 8-bit form")
     }
 
-    /// As [`ActRows::blocks`], with f32 values.
+    /// Slice `slice` of row `r` and of the rows after it (see [`SlicedRows::slice_from`]), in f32.
     ///
     /// # Panics
     /// If these rows were not prepared for f32 products, or are few.
