@@ -9,6 +9,7 @@
 //! the other.
 
 pub mod division;
+mod words;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -27,7 +28,11 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::words::keep_vouching;
 use crate::config::{Config, Secured};
+use crate::identity::credentials::of_node;
+use crate::identity::membership::{Membership, MembershipError};
+use crate::identity::stage::KEY_PREFIX;
 use crate::machine::share::Share;
 use crate::machine::turns::Locks;
 use crate::run::{READY_PREFIX, SPEEDS_PREFIX, bind_near, listen_address};
@@ -52,6 +57,9 @@ const SPEEDS: &str = "BRIGADE_SPEED";
 /// The option by which a stage is told where its node listens.
 const STAGE_AT: &str = "--stage-at";
 
+/// The option by which a stage is told that its node vouches for it.
+const VOUCHED: &str = "--vouched";
+
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -61,6 +69,9 @@ pub enum NodeError {
     /// The node cannot listen.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// The node could not become a member of the cluster.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
     /// There is no way to hand connections to a stage.
     #[error("cannot make the sockets by which a stage is given connections: {0}")]
     Handover(io::Error),
@@ -102,6 +113,8 @@ pub struct Node {
     at: Option<Address>,
     /// The ways to the stages that are ready.
     ways: Arc<Stages>,
+    /// The node's place in the cluster, by which it vouches for its stages; `None`: they need no word.
+    membership: Option<Arc<Membership>>,
     /// The locks by which stages take turns.
     locks: Locks,
     /// Measured speeds of the machine, once a stage has measured them.
@@ -117,8 +130,8 @@ impl Node {
         // The running program, also where its path has another program by now.
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Turns)?;
-        let (at, ways, speeds) = (None, Arc::default(), OnceLock::new());
-        Ok(Self { program, arguments, stages, at, ways, locks, speeds })
+        let (at, ways, membership, speeds) = (None, Arc::default(), None, OnceLock::new());
+        Ok(Self { program, arguments, stages, at, ways, membership, locks, speeds })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -132,6 +145,21 @@ impl Node {
         shutdown: impl Future<Output = ()>,
         wish: impl Future<Output = ()>,
     ) -> Result<(), NodeError> {
+        let (mut shutdown, mut wish) = (std::pin::pin!(shutdown), std::pin::pin!(wish));
+        self.membership = tokio::select! {
+            joined = of_node(config) => joined?.map(Arc::new),
+            // It waits for a coordinator that does not answer.
+            () = &mut shutdown => return Ok(()),
+            () = &mut wish => return Ok(()),
+        };
+        let membership = self.membership.clone();
+        let renewing = async {
+            match membership {
+                Some(membership) => membership.keep_renewing().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut renewing = std::pin::pin!(renewing);
         let front = front(config).await?;
         self.at = front.as_ref().map(|front| front.address().clone());
         let ways = self.ways.clone();
@@ -150,11 +178,11 @@ impl Node {
             let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
             stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
         }
-        let (mut shutdown, mut wish) = (std::pin::pin!(shutdown), std::pin::pin!(wish));
         let mut result = Ok(());
         loop {
             tokio::select! {
                 never = &mut handing => match never {},
+                never = &mut renewing => match never {},
                 () = &mut shutdown, if *mode.borrow() != Mode::Stop => drop(mode.send_replace(Mode::Stop)),
                 () = &mut wish, if *mode.borrow() == Mode::Run => drop(mode.send_replace(Mode::Drain)),
                 ended = stages.join_next() => {
@@ -173,6 +201,7 @@ impl Node {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
         command.envs(self.speeds.get().map(|speeds| (SPEEDS, speeds)));
+        command.args(self.membership.iter().map(|_| VOUCHED));
         command.args(self.at.iter().flat_map(|at| [STAGE_AT.to_owned(), at.to_string()]));
         command.stdin(Stdio::from(stdin)).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
@@ -188,7 +217,9 @@ async fn front(config: &Config) -> Result<Option<Front>, NetError> {
     }
     let speech = match config.secured {
         Secured::No => Speech::Plain { insecure_network: config.insecure_network },
-        Secured::Parent | Secured::External(_) | Secured::Member { .. } => Speech::Tls,
+        Secured::Parent | Secured::External(_) | Secured::Member { .. } | Secured::OfNode => {
+            Speech::Tls
+        }
     };
     let address = listen_address(config).await?;
     let bind = |at: Address| async move { Front::bind(&at, speech).await };
@@ -231,13 +262,21 @@ impl Stage {
             }
             let mut life = self.begin()?;
             let mut lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
-            let node = self.node.clone();
+            let mut vouching = JoinSet::new();
+            let (node, way, number) =
+                (self.node.clone(), life.way.clone(), self.share.in_address());
             let ready = async {
                 loop {
                     let line = lines.as_mut()?.next_line().await.ok().flatten()?;
-                    match line.strip_prefix(SPEEDS_PREFIX) {
-                        Some(speeds) => drop(node.speeds.set(speeds.to_owned())),
-                        None => return Some(line),
+                    if let Some(speeds) = line.strip_prefix(SPEEDS_PREFIX) {
+                        drop(node.speeds.set(speeds.to_owned()));
+                    } else if let Some(key) = line.strip_prefix(KEY_PREFIX) {
+                        let membership = node.membership.clone();
+                        if let Some((membership, key)) = membership.zip(key.parse().ok()) {
+                            vouching.spawn(keep_vouching(membership, number, key, way.clone()));
+                        }
+                    } else {
+                        return Some(line);
                     }
                 }
             };

@@ -74,6 +74,9 @@ impl Cluster for JoinService {
             return Err(Failure::refusal(FailureKind::Forbidden, why).into());
         };
         let issued = tokio::task::spawn_blocking(move || {
+            if !request.voucher.is_empty() {
+                return pki.enrol_stage(&key, &request.voucher);
+            }
             let token = Some((request.token_id.as_str(), &request.token_secret[..]));
             let token = token.filter(|(id, _)| !id.is_empty());
             pki.enrol(&key, &request.name, token)
