@@ -87,6 +87,7 @@ impl Cluster for JoinService {
         let Issued { certificate, authority, name, renew_in } = issued.map_err(|refusal| {
             tracing::warn!(%refusal, "a node may not join");
             let kind = match &refusal {
+                Refusal::NodeAway => FailureKind::Busy,
                 // The disk is full, perhaps: not the node's fault.
                 Refusal::Tls(TlsError::File { .. }) => FailureKind::Io,
                 _ => FailureKind::Forbidden,

@@ -70,6 +70,11 @@ pub enum Refusal {
         "this node was revoked: remove its data folder and join it with a new token if it is to come back"
     )]
     Revoked,
+    /// The certificate of a stage's node has ended.
+    #[error(
+        "the certificate of this stage's node has ended: the stage gets one when the node has renewed its own"
+    )]
+    NodeAway,
     /// Certificates come from a foreign authority.
     #[error(
         "this cluster's certificates come from an authority outside brigade: give the worker --cluster-cert"
@@ -181,12 +186,16 @@ impl Pki {
         let now = unix_now();
         let Vouched { node, stage } = voucher::check(voucher, &key.id(), now)?;
         let mut roster = Roster::read(&self.folder, now)?;
-        let name = match roster.by_key(&node) {
+        let (name, left) = match roster.by_key(&node) {
             None => return Err(Refusal::Stranger),
             Some(node) if node.revoked.is_some() => return Err(Refusal::Revoked),
-            Some(node) => node.stage_name(stage),
+            Some(node) => (node.stage_name(stage), node.expires.saturating_sub(now)),
         };
-        let good_for = self.certificates_for.min(STAGE_CERTIFICATES_FOR);
+        if left == 0 {
+            return Err(Refusal::NodeAway);
+        }
+        // Not longer than the node's: a revocation is forgotten when the node's certificate has ended.
+        let good_for = STAGE_CERTIFICATES_FOR.min(Duration::from_secs(left));
         let validity = Validity::from_now(now, good_for);
         let certificate = authority.issue_to_stage(key, &name, &node, validity)?;
         let authority = authority.certificate().clone();
