@@ -150,6 +150,10 @@ pub struct EnrolRequest {
     /// As JoinRequest.
     #[prost(uint32, tag = "6")]
     pub newest_wire_version: u32,
+    /// In place of a token, by a stage of a node: the node's word that the stage's key is of one of its stages
+    /// (proto/src/tls/voucher.rs). The stage is called by the node's name and its number.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub voucher: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EnrolReply {

@@ -155,11 +155,6 @@ impl Address {
         }
     }
 
-    /// Whether the text `address` is this endpoint's, or that of another stage there.
-    pub fn is_endpoint_of(&self, address: &str) -> bool {
-        address.parse::<Self>().is_ok_and(|other| other.of_stage(self.stage()) == *self)
-    }
-
     /// The socket addresses of a TCP endpoint that may be used: all of loopback, or any with
     /// `insecure_network`, which is logged as a warning. Empty for a Unix socket.
     ///
@@ -269,8 +264,6 @@ mod tests {
         assert_eq!(at("lab:1/1"), at("lab:1"));
         assert_ne!(at("lab:1/2"), at("lab:1"));
         assert_eq!(at("lab:1").of_stage(2), at("lab:1/2"));
-        assert!(at("lab:1").is_endpoint_of("lab:1/2") && at("lab:1").is_endpoint_of("lab:1"));
-        assert!(!at("lab:1").is_endpoint_of("lab:12") && !at("lab:1").is_endpoint_of("lab"));
     }
 
     #[test]

@@ -321,6 +321,7 @@ fn enrol_request(name: &str, token: Option<&Token>) -> EnrolRequest {
         token_id: token.map_or_else(String::new, |token| token.id.clone()),
         token_secret: token.map_or_else(Vec::new, |token| token.secret.to_vec()).into(),
         name: name.into(),
+        voucher: Default::default(),
     }
 }
 

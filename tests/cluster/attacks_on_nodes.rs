@@ -5,16 +5,23 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_proto::address::Address;
+use brigade_proto::control::EnrolRequest;
+use brigade_proto::control::cluster_client::ClusterClient;
+use brigade_proto::failure::Failure;
 use brigade_proto::limits::MAX_GREETING_BYTES;
 use brigade_proto::net::Network;
+use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::verify::Expected;
-use brigade_proto::tls::{Authority, Role};
+use brigade_proto::tls::voucher::vouch;
+use brigade_proto::tls::{Authority, Credentials, NodeKey, Role, unix_now};
+use brigade_proto::{SOFTWARE, WIRE_VERSION};
 use brigade_tests::fakes::runtime;
 use brigade_tests::process::{Running, signal};
-use brigade_tests::secure::{Cluster, READY, Somebody, wait_until};
+use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, READY, Somebody, wait_until};
 use brigade_tests::up_share::{completes, wait_up};
 
 use crate::attacks::{Seen, Table, calls, opens_a_lane, raw_tls, says_hello, sends};
@@ -36,7 +43,7 @@ impl Scene {
     fn new() -> Self {
         let cluster = Cluster::new();
         let server = cluster.serve(&["--expect", "2"]);
-        let token = cluster.token(&["--uses", "2"]);
+        let token = cluster.token(&[]);
         let more = ["--memory", "2G", "--speed", "20,200", "--stages", "2"];
         let args = cluster.worker_args("lab", Some(&token), &more);
         let node = Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY);
@@ -58,9 +65,20 @@ impl Scene {
         &self.first
     }
 
-    /// Who has the key and the certificate of a stage.
-    fn with_key_of(&self, stage: u8) -> Somebody {
-        self.cluster.node(&format!("lab/stage-{stage}"))
+    /// Who has a certificate of a stage.
+    fn stage(&self, number: u8) -> Somebody {
+        let key = NodeKey::generate().unwrap();
+        let node = self.cluster.node("lab").credentials.party();
+        let hour = Validity::from_now(unix_now(), Duration::from_secs(3600));
+        let name = format!("lab.{number}");
+        let own = self.authority.issue_to_stage(&key.public(), &name, &node.key, hour).unwrap();
+        Somebody::showing(&self.authority, &key, own)
+    }
+
+    /// The node's own key.
+    fn key(&self) -> NodeKey {
+        let pem = std::fs::read_to_string(self.cluster.dir.join("lab/node/key.pem")).unwrap();
+        NodeKey::from_pem("key.pem", &pem).unwrap()
     }
 }
 
@@ -71,11 +89,62 @@ fn nobody_else_gets_through_a_nodes_port() {
     runtime().block_on(async {
         by_what_is_said_first(&scene, &mut table).await;
         with_a_stages_certificate(&scene, &mut table).await;
+        with_the_nodes_word(&scene, &mut table).await;
     });
     assert!(completes(&scene.server.ready), "the line has noticed nothing");
     while_a_stage_ends(&scene, &mut table);
     assert!(table.wrong.is_empty(), "\n{}", table.wrong.join("\n"));
     wait_until("the line runs on", RUNS_WITHIN, || completes(&scene.server.ready));
+    scene.cluster.admin(&["revoke", "lab"]);
+    let key = NodeKey::generate().unwrap();
+    let word = vouch(&scene.key(), 1, &key.id(), unix_now()).unwrap();
+    let seen = runtime().block_on(shows_the_word(&scene, &key, word));
+    assert!(seen.as_ref().is_err_and(|why| why.contains("was revoked")), "{seen:?}");
+    let stage = scene.stage(1);
+    let control = scene.cluster.control.parse().unwrap();
+    let dialled = || runtime().block_on(stage.dial(&control, Role::Coordinator)).map(drop);
+    wait_until("no stage of a revoked node comes in", IN_FORCE_WITHIN, || {
+        dialled().is_err_and(|error| error.to_string().contains("was revoked"))
+    });
+}
+
+/// Asks for a stage's certificate for a key, with a node's word.
+async fn shows_the_word(scene: &Scene, key: &NodeKey, word: Vec<u8>) -> Seen {
+    let shown = Credentials::of_newcomer(key, "stage", scene.authority.id(), unix_now()).unwrap();
+    let network = Network::with_credentials(Arc::new(shown), false);
+    let control = scene.cluster.control.parse().unwrap();
+    let expected = Expected { role: Role::Coordinator, key: None };
+    let connection = network.dial(&control, Some(expected)).await.map_err(|e| e.to_string())?;
+    let request = EnrolRequest {
+        wire_version: WIRE_VERSION,
+        software: SOFTWARE.into(),
+        name: "stage".into(),
+        voucher: word.into(),
+        ..EnrolRequest::default()
+    };
+    match ClusterClient::new(connection).enrol(request).await {
+        Ok(reply) => Ok(reply.into_inner().name),
+        Err(status) => Err(Failure::from_status(&status).reason),
+    }
+}
+
+async fn with_the_nodes_word(scene: &Scene, table: &mut Table) {
+    let [node, key, other] =
+        [scene.key(), NodeKey::generate().unwrap(), NodeKey::generate().unwrap()];
+    let now = unix_now();
+    let word = |by: &NodeKey, number: u8, at: u64| vouch(by, number, &key.id(), at).unwrap();
+    let good = shows_the_word(scene, &key, word(&node, 2, now)).await;
+    assert_eq!(good, Ok("lab.2".to_owned()), "what is refused below differs from this alone");
+    let mut rows = Vec::new();
+    rows.push(("another key shows the node's word", "another key", &other, word(&node, 2, now)));
+    rows.push(("a word from an hour and a half ago", "too old", &key, word(&node, 2, now - 5400)));
+    rows.push(("a word for a stage that cannot be", "no stage has", &key, word(&node, 65, now)));
+    rows.push(("the word of one who has not joined", "has not joined", &key, word(&other, 2, now)));
+    rows.push(("a key's word for itself", "has not joined", &key, word(&key, 2, now)));
+    rows.push(("half a word", "length of one", &key, word(&node, 2, now)[..50].to_vec()));
+    for (attack, words, shown_by, word) in rows {
+        table.enter(attack, words, shows_the_word(scene, shown_by, word).await);
+    }
 }
 
 async fn by_what_is_said_first(scene: &Scene, table: &mut Table) {
@@ -96,13 +165,13 @@ async fn by_what_is_said_first(scene: &Scene, table: &mut Table) {
 }
 
 async fn with_a_stages_certificate(scene: &Scene, table: &mut Table) {
-    let first = scene.with_key_of(1);
+    let first = scene.stage(1);
     for call in ["Hello", "Prepare", "Drain"] {
         let seen = calls(&first, &scene.second, call).await;
         table.enter(&format!("the first stage calls {call} of the second"), "Forbidden", seen);
     }
     // The second stage opens the lane of the first: it is not the one before it.
-    let second = scene.with_key_of(2);
+    let second = scene.stage(2);
     let seen = opens_a_lane(&second, &scene.first, 0, "x".into()).await;
     table.enter("a stage opens the lane of the one before it", "Forbidden", seen);
     // Under the second's name, the first does not answer: who expects its key is told.

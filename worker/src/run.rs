@@ -14,11 +14,12 @@ use brigade_proto::address::Address;
 use brigade_proto::control::worker_server::WorkerServer;
 use brigade_proto::copies::copies_server::CopiesServer;
 use brigade_proto::limits::{MAX_CONTROL_BYTES, MAX_FRAME_BYTES, MAX_PIECE_BYTES};
-use brigade_proto::net::{Listener, NetError, Plain, address_towards, server};
+use brigade_proto::net::{Listener, NetError, Network, Plain, address_towards, server};
 use brigade_proto::pipeline::pipeline_server::PipelineServer;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::parent::FromNode;
 use crate::backend::measure::{Beside, Measured, Speeds};
 use crate::backend::{Abilities, HostAbility, StageBackend};
 use crate::config::{Config, DEFAULT_PORT};
@@ -164,14 +165,14 @@ impl Bound {
     /// # Errors
     /// [`WorkerError`].
     pub async fn new(config: Config, backend: Arc<dyn StageBackend>) -> Result<Self, WorkerError> {
-        Self::with_sockets(config, backend, None).await
+        Self::of_node(config, backend, None).await
     }
 
-    /// The same as [`Bound::new`]. Where there are `accepted` connections, it gets these, and binds nothing.
-    async fn with_sockets(
+    /// The same as [`Bound::new`], for a stage of a node with what comes `from` that. It binds nothing where the node listens.
+    async fn of_node(
         config: Config,
         backend: Arc<dyn StageBackend>,
-        accepted: Option<mpsc::Receiver<TcpStream>>,
+        from: Option<FromNode>,
     ) -> Result<Self, WorkerError> {
         let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
@@ -186,17 +187,10 @@ impl Bound {
             host_id: host::host_id(),
             instance: host::instance(),
         };
-        let secure = Secure::of(&config).await?;
-        let listen = listen_address(&config).await?;
-        let network = &secure.network;
-        let listener = match (accepted, &config.listen) {
-            (Some(accepted), _) => network.behind(&listen, accepted, Plain::Refused).await?,
-            (None, Some(_)) => network.bind(&listen, Plain::Refused).await?,
-            (None, None) => {
-                let bind = |at: Address| async move { network.bind(&at, Plain::Refused).await };
-                bind_near(listen, bind).await?
-            }
-        };
+        let (accepted, words) = from.map(|from| (from.accepted, from.words)).unzip();
+        let secure = Secure::of(&config, words).await?;
+        let accepted = accepted.filter(|_| config.is_behind_node);
+        let listener = listener(&config, &secure.network, accepted).await?;
         let stop = CancellationToken::new();
         let prefixes = open_prefixes(&config).await?;
         let worker = Worker::new(loader, secure.network.clone(), stop.clone());
@@ -249,6 +243,23 @@ impl Bound {
         match tokio::time::timeout(LEAVE_WITHIN, serving).await {
             Ok(served) => Ok(served?),
             Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Where a worker's connections come from: its own socket, or the node that has `accepted` them.
+async fn listener(
+    config: &Config,
+    network: &Network,
+    accepted: Option<mpsc::Receiver<TcpStream>>,
+) -> Result<Listener, NetError> {
+    let listen = listen_address(config).await?;
+    match (accepted, &config.listen) {
+        (Some(accepted), _) => network.behind(&listen, accepted, Plain::Refused).await,
+        (None, Some(_)) => network.bind(&listen, Plain::Refused).await,
+        (None, None) => {
+            let bind = |at: Address| async move { network.bind(&at, Plain::Refused).await };
+            bind_near(listen, bind).await
         }
     }
 }
@@ -388,19 +399,27 @@ async fn serve_until(
     wish: impl Future<Output = ()>,
 ) -> Result<(), WorkerError> {
     let exit_with_stdin = config.exit_with_stdin;
-    let (hand, accepted) = config.is_behind_node.then(parent::handed).unzip();
+    let of_node = config.share.map(|_| parent::of_node()).transpose();
+    let (from, node_gone) = of_node.map_err(WorkerError::Runtime)?.unzip();
+    let mut node_gone = std::pin::pin!(async {
+        match node_gone {
+            Some(gone) => drop(gone.await),
+            None => std::future::pending().await,
+        }
+    });
     let measured = config.share.map(|_| measured(backend.abilities()));
     let mut wish = std::pin::pin!(wish);
     let bound = tokio::select! {
-        bound = Bound::with_sockets(config, backend, accepted) => bound?,
+        bound = Bound::of_node(config, backend, from) => bound?,
         // It waits for a coordinator that does not answer.
         () = stop.cancelled() => return Ok(()),
         () = &mut wish => return Ok(()),
+        () = &mut node_gone => return Ok(()),
     };
     say_ready(measured, bound.address()).map_err(WorkerError::Ready)?;
     tracing::info!(address = %bound.address(), "worker listens");
     let orphaned = async {
-        if exit_with_stdin { parent::ended(hand).await } else { std::future::pending().await }
+        if exit_with_stdin { parent::ended().await } else { std::future::pending().await }
     };
     let worker = bound.worker.clone();
     let drained = async {
@@ -420,6 +439,7 @@ async fn serve_until(
         tokio::select! {
             () = stop.cancelled() => {}
             () = drained => {}
+            () = node_gone => tracing::info!("the node of this stage is gone"),
             () = orphaned => tracing::info!("standard input ended: the parent process is gone"),
         }
     };

@@ -159,6 +159,9 @@ pub struct WorkerArgs {
     /// Which stage of a node this process is: 2/3
     #[arg(long, hide = true)]
     stage: Option<Share>,
+    /// The node of this stage vouches for it
+    #[arg(long, hide = true, requires = "stage")]
+    vouched: bool,
     /// Where the node of this stage listens
     #[arg(long, hide = true, requires = "stage")]
     stage_at: Option<Address>,
@@ -194,11 +197,7 @@ fn token(args: &WorkerArgs) -> Result<Option<String>> {
 /// The folder of those who name none, where a worker has joined a cluster from it before.
 fn joined_dir(args: &WorkerArgs) -> Option<PathBuf> {
     args.join.as_ref()?;
-    let is_in = |folder: &PathBuf| match args.stage {
-        Some(share) => Membership::is_in(&share.folder(folder)),
-        None => Membership::is_in(folder),
-    };
-    args.data_dir.find().filter(is_in)
+    args.data_dir.find().filter(|folder| Membership::is_in(folder))
 }
 
 /// Whether this process is a node that starts others for its stages.
@@ -239,7 +238,8 @@ pub fn confine(args: &WorkerArgs) {
     } else {
         args.data_dir.data_dir.clone().or_else(|| joined_dir(args))
     };
-    let data = data.map(|folder| args.stage.map_or(folder.clone(), |share| share.folder(&folder)));
+    // A stage's key is in its memory alone.
+    let data = data.filter(|_| args.stage.is_none());
     let own = is_node(args).then(|| Path::new("/proc/self/exe"));
     let writable: Vec<PathBuf> = [cache, data, socket].into_iter().flatten().collect();
     #[cfg(target_os = "linux")]
@@ -253,11 +253,6 @@ pub fn confine(args: &WorkerArgs) {
 
 /// Checks what is said of a node's stages together.
 fn check_stages(args: &WorkerArgs) -> Result<()> {
-    if is_node(args) && args.token_file.as_ref().is_some_and(|path| path.as_os_str() == "-") {
-        bail!(
-            "--token-file -: each of several --stages reads it: write the token to a file, or give --token"
-        );
-    }
     if args.stages == 1 && args.stage_ports.is_some() {
         bail!("--stage-ports: there is one stage: give --stages, or --listen alone");
     }
@@ -269,7 +264,8 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
     let mut interrupt = Interrupt::listen()?;
     let (is_node, share, stages) = (is_node(&args), args.stage, args.stages);
     check_stages(&args)?;
-    let token = token(&args)?;
+    // A stage needs none: its node has joined.
+    let token = if args.stage.is_none() { token(&args)? } else { None };
     let joined_dir = joined_dir(&args);
     let raw = RawConfig {
         listen: args.listen.unwrap_or_default(),
@@ -302,6 +298,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         prefixes: Sizes { ram: args.prefix_ram, disk: args.prefix_disk },
         no_model_files: args.no_model_files,
         insecure_network: args.insecure_network,
+        is_vouched: args.vouched,
         exit_with_stdin: args.exit_with_stdin,
     };
     let config = Config::validate(raw, &|name| std::env::var(name).ok())?;

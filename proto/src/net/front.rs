@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
     use crate::limits::MAX_PEER_CONNECTIONS;
-    use crate::net::handover::take;
+    use crate::net::handover::{Given, take};
 
     /// A front at a free port with two stages; the second is ready.
     async fn front() -> (Address, Arc<Stages>, OwnedFd) {
@@ -230,7 +230,9 @@ mod tests {
         };
         let heard = tokio::task::spawn_blocking(client);
         let stage = move || {
-            let mut taken = take(&second).unwrap().unwrap();
+            let Some(Given::Connection(mut taken)) = take(&second).unwrap() else {
+                panic!("no connection comes");
+            };
             taken.set_nonblocking(false).unwrap();
             let mut said = String::new();
             taken.read_to_string(&mut said).unwrap();

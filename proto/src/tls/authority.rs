@@ -12,7 +12,7 @@ use rustls::pki_types::CertificateDer;
 use super::TlsError;
 use super::identity::one_certificate;
 use super::key::{KeyId, NodeKey, hex, random_bytes};
-use super::party::{Role, check_name, uri};
+use super::party::{Role, check_name, node_uri, uri};
 
 /// Time an authority's own certificate is good for.
 const AUTHORITY_FOR: Duration = Duration::from_secs(20 * 365 * 86_400);
@@ -104,6 +104,23 @@ impl Authority {
         Ok(signed.map_err(|e| TlsError::crypto("sign a certificate", e))?.der().clone())
     }
 
+    /// Issues a certificate to a stage, which has `key`, of the node with the key `node`.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn issue_to_stage(
+        &self,
+        key: &impl PublicKeyData,
+        name: &str,
+        node: &KeyId,
+        validity: Validity,
+    ) -> Result<CertificateDer<'static>, TlsError> {
+        let mut params = party_params(Role::Worker, name, validity)?;
+        params.subject_alt_names.push(uri_name(&node_uri(node))?);
+        let signed = params.signed_by(key, &self.issuer);
+        Ok(signed.map_err(|e| TlsError::crypto("sign a certificate", e))?.der().clone())
+    }
+
     /// The same as [`Authority::issue`], for a key of our own.
     ///
     /// # Errors
@@ -153,15 +170,18 @@ fn authority_params(id: &KeyId, now: u64) -> Result<CertificateParams, TlsError>
 fn party_params(role: Role, name: &str, validity: Validity) -> Result<CertificateParams, TlsError> {
     check_name(name)?;
     let mut params = params(validity)?;
-    let san = Ia5String::try_from(uri(role, name).as_str());
-    params.subject_alt_names =
-        vec![SanType::URI(san.map_err(|e| TlsError::crypto("write a name", e))?)];
+    params.subject_alt_names = vec![uri_name(&uri(role, name))?];
     params.distinguished_name = common_name(name.to_owned());
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = BOTH_ENDS.to_vec();
     params.use_authority_key_identifier_extension = true;
     Ok(params)
+}
+
+fn uri_name(uri: &str) -> Result<SanType, TlsError> {
+    let name = Ia5String::try_from(uri);
+    Ok(SanType::URI(name.map_err(|e| TlsError::crypto("write a name", e))?))
 }
 
 fn params(validity: Validity) -> Result<CertificateParams, TlsError> {

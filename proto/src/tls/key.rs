@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, SigningKey};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -113,6 +113,16 @@ impl NodeKey {
         KeyId::of_spki(&self.0.subject_public_key_info())
     }
 
+    /// Its public half.
+    pub fn public(&self) -> PublicKey {
+        PublicKey(self.0.subject_public_key_info())
+    }
+
+    /// Signs a statement (ECDSA, SHA-256, ASN.1).
+    pub(super) fn sign(&self, statement: &[u8]) -> Result<Vec<u8>, TlsError> {
+        self.0.sign(statement).map_err(|e| TlsError::crypto("sign", e))
+    }
+
     pub(super) fn pair(&self) -> &KeyPair {
         &self.0
     }
@@ -144,11 +154,21 @@ impl PublicKey {
     pub fn id(&self) -> KeyId {
         KeyId::of_spki(&self.0)
     }
+
+    /// The key as a certificate has it (`SubjectPublicKeyInfo`, DER).
+    pub(super) fn as_spki(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The key's point alone.
+    pub(super) fn as_point(&self) -> &[u8] {
+        &self.0[P256_PREFIX.len()..]
+    }
 }
 
 impl PublicKeyData for PublicKey {
     fn der_bytes(&self) -> &[u8] {
-        &self.0[P256_PREFIX.len()..]
+        self.as_point()
     }
 
     fn algorithm(&self) -> &'static SignatureAlgorithm {

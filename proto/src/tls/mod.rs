@@ -5,7 +5,7 @@
 //! the name of a host.
 //!
 //! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
-//! [`token`] (for new machines), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
+//! [`token`] (for new machines), [`voucher`] (for the stages of one), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
 //! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), `server_name` (which
 //! stage of a node is meant), [`stream`] (the connection itself), [`error_text`] (error messages).
 //!
@@ -27,6 +27,7 @@ pub(crate) mod server_name;
 pub mod stream;
 pub mod token;
 pub mod verify;
+pub mod voucher;
 
 #[cfg(test)]
 mod tests;

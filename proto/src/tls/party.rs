@@ -10,6 +10,9 @@ use super::key::{KeyId, PublicKey};
 
 /// How a certificate's name begins.
 const SCHEME: &str = "brigade://";
+/// How the second name in the certificate of a node's stage begins; the id of the node's key follows. Releases that know no
+/// stages do not look at it.
+const NODE_SCHEME: &str = "urn:brigade:node:";
 /// Bytes of a party's name.
 pub const MAX_PARTY_NAME_BYTES: usize = 63;
 /// The separator between the parts of a coordinator's id. No name has one.
@@ -61,6 +64,8 @@ pub struct Party {
     pub name: String,
     /// The id of the owner's key.
     pub key: KeyId,
+    /// The key of the node whose stage the owner is; it is believed as long as that one is.
+    pub node: Option<KeyId>,
 }
 
 impl fmt::Display for Party {
@@ -160,6 +165,16 @@ pub fn check_name(name: &str) -> Result<(), TlsError> {
 /// The name in a certificate.
 pub(super) fn uri(role: Role, name: &str) -> String {
     format!("{SCHEME}{role}/{name}")
+}
+
+/// The name of a node's key, in the certificate of its stage.
+pub(super) fn node_uri(node: &KeyId) -> String {
+    format!("{NODE_SCHEME}{node}")
+}
+
+/// The node's key that a certificate's name is of; `None` for any other name.
+pub(super) fn parse_node_uri(uri: &str) -> Option<KeyId> {
+    uri.strip_prefix(NODE_SCHEME)?.parse().ok()
 }
 
 /// Role and name of a certificate's name; `None` for any other.

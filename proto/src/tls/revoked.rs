@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use super::hangup::Hangup;
 use super::key::{KEY_ID_BYTES, KeyId};
+use super::party::Party;
 
 /// Keys a process remembers as revoked. A cluster forgets those whose certificates have ended.
 pub const MAX_REVOKED: usize = 512;
@@ -21,6 +22,11 @@ impl Revoked {
     /// Whether `key` is revoked.
     pub fn has(&self, key: &KeyId) -> bool {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).contains(key)
+    }
+
+    /// Whether a party's key is revoked, or that of its node.
+    pub fn has_party(&self, party: &Party) -> bool {
+        self.has(&party.key) || party.node.is_some_and(|node| self.has(&node))
     }
 
     /// All revoked keys, one behind the other, as they cross the wire.
@@ -65,14 +71,15 @@ impl Revoked {
         self.end_connections();
     }
 
-    /// Keeps an open connection in mind; false where its key is revoked already.
-    pub(super) fn watch(&self, key: KeyId, hangup: &Arc<Hangup>) -> bool {
+    /// Keeps an open connection to a party in mind; false where it is revoked already.
+    pub(super) fn watch(&self, party: &Party, hangup: &Arc<Hangup>) -> bool {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, hangup)| hangup.strong_count() > 0);
-        open.push((key, Arc::downgrade(hangup)));
+        let keys = std::iter::once(party.key).chain(party.node);
+        open.extend(keys.map(|key| (key, Arc::downgrade(hangup))));
         drop(open);
         // After it is in the list: one that is revoked in between is cut by either.
-        !self.has(&key)
+        !self.has_party(party)
     }
 
     fn end_connections(&self) {
@@ -88,19 +95,41 @@ impl Revoked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::Role;
 
     #[test]
     fn connections_that_have_ended_are_not_kept_in_mind() {
         let (revoked, key) = (Revoked::default(), KeyId::of_spki(b"lab"));
+        let lab = Party { role: Role::Worker, name: "lab".into(), key, node: None };
         let open = Arc::default();
-        assert!(revoked.watch(key, &open));
+        assert!(revoked.watch(&lab, &open));
         for _ in 0..100 {
-            assert!(revoked.watch(key, &Arc::default()));
+            assert!(revoked.watch(&lab, &Arc::default()));
         }
         // The one that is open, and the last one, whose end nobody has seen.
         assert_eq!(revoked.open.lock().unwrap().len(), 2);
         revoked.set([key]);
         assert!(open.is_made(), "it is cut");
-        assert!(!revoked.watch(key, &Arc::default()), "nobody with this key comes in");
+        assert!(!revoked.watch(&lab, &Arc::default()), "nobody with this key comes in");
+    }
+
+    #[test]
+    fn stages_go_with_their_node() {
+        let (revoked, node) = (Revoked::default(), KeyId::of_spki(b"lab"));
+        let party = |name: &str, node| Party {
+            role: Role::Worker,
+            name: name.into(),
+            key: KeyId::of_spki(name.as_bytes()),
+            node,
+        };
+        let (stage, other) = (party("lab.1", Some(node)), party("attic", None));
+        let [of_stage, of_other] = [&stage, &other].map(|party| {
+            let open = Arc::default();
+            assert!(revoked.watch(party, &open));
+            open
+        });
+        revoked.add(&[node]);
+        assert!(of_stage.is_made() && !of_other.is_made());
+        assert!(!revoked.watch(&stage, &Arc::default()) && revoked.has_party(&stage));
     }
 }

@@ -253,7 +253,7 @@ impl Transport {
         let who = shown.and_then(who_of);
         let who = who.ok_or_else(|| io::Error::other("its key is not a P-256 key"))?;
         if let Some(party) = who.party()
-            && !revoked.watch(party.key, &hangup)
+            && !revoked.watch(party, &hangup)
         {
             return Err(io::Error::other("its certificate was revoked"));
         }

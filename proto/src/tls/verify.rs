@@ -17,7 +17,7 @@ use webpki::{EndEntityCert, anchor_from_trusted_cert};
 
 use super::TlsError;
 use super::key::{KeyId, PublicKey};
-use super::party::{Party, Role, Who, parse_uri};
+use super::party::{Party, Role, Who, parse_node_uri, parse_uri};
 use super::provider::provider;
 use super::revoked::Revoked;
 
@@ -129,7 +129,8 @@ pub fn party_of(certificate: &CertificateDer<'_>) -> Result<Party, Refused> {
                    brigade://worker/NAME among its URI names";
         return Err(Refused::Malformed(why.to_owned()));
     };
-    Ok(Party { role, name, key: KeyId::of_spki(&parsed.subject_public_key_info()) })
+    let node = parsed.valid_uri_names().find_map(parse_node_uri);
+    Ok(Party { role, name, key: KeyId::of_spki(&parsed.subject_public_key_info()), node })
 }
 
 /// The authorities that a process believes.
@@ -304,7 +305,7 @@ impl ServerCertVerifier for Servers {
         let usage = KeyUsage::server_auth();
         let checked = self.trust.check(certificate, intermediates, now, usage).and_then(|party| {
             self.expected.check(&party)?;
-            if self.revoked.has(&party.key) { Err(Refused::Revoked) } else { Ok(()) }
+            if self.revoked.has_party(&party) { Err(Refused::Revoked) } else { Ok(()) }
         });
         checked.map(|()| ServerCertVerified::assertion()).map_err(|why| why.into_rustls())
     }
@@ -337,7 +338,7 @@ impl Clients {
         if party.role == Role::Newcomer {
             return Err(Refused::OtherAuthority);
         }
-        if self.revoked.has(&party.key) { Err(Refused::Revoked) } else { Ok(()) }
+        if self.revoked.has_party(&party) { Err(Refused::Revoked) } else { Ok(()) }
     }
 }
 

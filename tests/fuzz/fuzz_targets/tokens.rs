@@ -1,10 +1,10 @@
-//! Tokens of machines, ids of keys, and names of nodes. A text that parses is written back unchanged, and nothing
-//! else parses.
+//! Tokens of machines, ids of keys, names of nodes, and nodes' words for their stages. A text that parses is written back
+//! unchanged, and nothing else parses.
 
 #![no_main]
 
 use brigade_proto::tls::party::{check_name, coordinator_id, holder_name, is_of_key};
-use brigade_proto::tls::{KeyId, Party, Role, Token, Who};
+use brigade_proto::tls::{KeyId, Party, Role, Token, Who, voucher};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -20,12 +20,14 @@ fuzz_target!(|text: &str| {
     }
     let key = KeyId::of_spki(b"a key");
     // No such words stand for another key.
-    let other = Party { role: Role::Coordinator, name: "desk".to_owned(), key };
+    let other = Party { role: Role::Coordinator, name: "desk".to_owned(), key, node: None };
     assert!(!is_of_key(text, &key) || text.contains(&key.to_string()));
     assert!(!Who::Known(other.into()).speaks_for(text) || text.contains(&key.to_string()));
     let _ = holder_name(text);
+    // Nobody has signed it.
+    assert!(voucher::check(text.as_bytes(), &key, 0).is_err());
     if check_name(text).is_ok() {
-        let party = Party { role: Role::Coordinator, name: text.to_owned(), key };
+        let party = Party { role: Role::Coordinator, name: text.to_owned(), key, node: None };
         let id = coordinator_id(&party, "a process");
         assert!(is_of_key(&id, &key) && holder_name(&id).is_some_and(|name| name.contains(text)));
         assert!(Who::Known(party.into()).speaks_for(&id));

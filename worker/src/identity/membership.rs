@@ -7,16 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_proto::address::Address;
-use brigade_proto::control::cluster_client::ClusterClient;
-use brigade_proto::control::{EnrolReply, EnrolRequest};
-use brigade_proto::failure::{Failure, FailureKind};
-use brigade_proto::net::{NetError, Network};
 use brigade_proto::tls::files::{self, Lock};
 use brigade_proto::tls::identity::{certificates, to_pem};
-use brigade_proto::tls::verify::{Authorities, Expected, key_of, party_of};
-use brigade_proto::tls::{Credentials, Identity, KeyId, NodeKey, Role, TlsError, Token, unix_now};
-use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
-use tokio::time::{sleep, timeout};
+use brigade_proto::tls::verify::{key_of, party_of};
+use brigade_proto::tls::voucher::vouch;
+use brigade_proto::tls::{Credentials, KeyId, NodeKey, TlsError, Token, unix_now};
+use tokio::time::sleep;
+
+use super::enrolment::{Asked, BACKOFF, By, Given, NotGiven, credentials, enrol};
 
 /// A worker's folder within its data folder; further workers of the machine have `node-2`, `node-3` ...
 const FOLDER: &str = "node";
@@ -28,14 +26,6 @@ const CERTIFICATE_FILE: &str = "certificate.pem";
 const LOCK_FILE: &str = "lock";
 /// Where it joined, so that a machine with several places finds the right one.
 const COORDINATOR_FILE: &str = "coordinator";
-/// Time for one attempt to enrol.
-const ENROL_WITHIN: Duration = Duration::from_secs(10);
-/// First and last wait between attempts that fail; it doubles in between.
-const BACKOFF: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(250)..=Duration::from_secs(10);
-/// Limits of the time between two renewals, in seconds, for any answer of the coordinator.
-const RENEW_WITHIN: std::ops::RangeInclusive<u32> = 1..=7 * 86_400;
-
 /// Why a worker is no member of its cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum MembershipError {
@@ -57,6 +47,9 @@ pub enum MembershipError {
         /// The data folder.
         folder: PathBuf,
     },
+    /// A stage's node is gone.
+    #[error("the node of this stage is gone, before it gave its word for it")]
+    NoNode,
     /// The coordinator will not have it; trying again changes nothing.
     #[error("cannot join {coordinator}: {reason}")]
     Refused {
@@ -111,10 +104,10 @@ impl Membership {
         let Remembered { authority, name, credentials, renew_in } = match remembered {
             Some(remembered) => remembered,
             None => {
-                let token = wish.token.as_ref();
                 let no_token = || MembershipError::NoToken { folder: folder.clone() };
-                let pin = token.ok_or_else(no_token)?.authority;
-                let asked = Asked { key: &key, name: &wish.name, pin, token };
+                let token = wish.token.as_ref().ok_or_else(no_token)?;
+                let pin = token.authority;
+                let asked = Asked { key: &key, name: &wish.name, pin, by: By::Token(token) };
                 let given = enrol_until_answered(&wish.coordinator, &asked).await?;
                 keep(&folder, &wish.coordinator, &given)?;
                 tracing::info!(name = given.name, coordinator = %wish.coordinator, "joined the cluster");
@@ -147,8 +140,21 @@ impl Membership {
         &self.credentials
     }
 
+    /// The key of the cluster's authority.
+    pub fn authority(&self) -> KeyId {
+        self.authority
+    }
+
+    /// The word of this node that its stage `number` has the key `stage`.
+    ///
+    /// # Errors
+    /// The key cannot sign.
+    pub fn vouch(&self, number: u8, stage: &KeyId) -> Result<Vec<u8>, TlsError> {
+        vouch(&self.key, number, stage, unix_now())
+    }
+
     /// Has the certificate renewed for ever.
-    pub async fn keep_renewing(self) -> std::convert::Infallible {
+    pub async fn keep_renewing(&self) -> std::convert::Infallible {
         let (mut wait, mut pause, mut last) = (self.renew_in, *BACKOFF.start(), String::new());
         loop {
             sleep(wait).await;
@@ -172,8 +178,8 @@ impl Membership {
     }
 
     async fn renew(&self) -> Result<Duration, NotGiven> {
-        let (key, token) = (&self.key, self.token.as_ref());
-        let asked = Asked { key, name: &self.name, pin: self.authority, token };
+        let by = self.token.as_ref().map_or(By::Key, By::Token);
+        let asked = Asked { key: &self.key, name: &self.name, pin: self.authority, by };
         let given = enrol(&self.coordinator, &asked).await?;
         self.credentials.replace(given.chain.clone()).map_err(NotGiven::of_ours)?;
         keep(&self.folder, &self.coordinator, &given).map_err(NotGiven::of_ours)?;
@@ -287,83 +293,6 @@ fn keep(folder: &Path, coordinator: &Address, given: &Given) -> Result<(), TlsEr
     files::write(&folder.join(CERTIFICATE_FILE), &to_pem(&given.chain))
 }
 
-type Chain = Vec<brigade_proto::tls::Der>;
-
-fn credentials(what: &str, chain: Chain, key: &NodeKey) -> Result<Credentials, TlsError> {
-    let authorities = Authorities::new(what, &chain[1..])?;
-    let identity = Identity::new(chain, &key.to_der())?;
-    Ok(Credentials::new(Arc::new(identity), authorities))
-}
-
-/// A worker's request for a certificate.
-struct Asked<'a> {
-    key: &'a NodeKey,
-    name: &'a str,
-    pin: KeyId,
-    token: Option<&'a Token>,
-}
-
-/// A coordinator's answer: a certificate.
-struct Given {
-    name: String,
-    chain: Chain,
-    renew_in: Duration,
-}
-
-impl Given {
-    fn credentials(&self, key: &NodeKey) -> Result<Credentials, TlsError> {
-        credentials("the coordinator's answer", self.chain.clone(), key)
-    }
-
-    /// Checks an answer against the request. From now on the certificate is shown to all peers, so nothing else is
-    /// accepted.
-    fn of(reply: EnrolReply, asked: &Asked<'_>) -> Result<Self, NotGiven> {
-        let EnrolReply { certificate, authority, renew_in_s, name } = reply;
-        let wrong = |why: &str| NotGiven::final_because(format!("its answer is wrong: {why}"));
-        let chain = vec![certificate.to_vec().into(), authority.to_vec().into()];
-        if key_of(&chain[1]) != Some(asked.pin) {
-            return Err(wrong("the authority is another than the token's"));
-        }
-        let party = party_of(&chain[0]).map_err(|e| wrong(&e.to_string()))?;
-        if (party.role, party.key, &party.name) != (Role::Worker, asked.key.id(), &name) {
-            return Err(wrong("the certificate is not for this worker's key"));
-        }
-        let seconds = renew_in_s.clamp(*RENEW_WITHIN.start(), *RENEW_WITHIN.end());
-        Ok(Self { name, chain, renew_in: Duration::from_secs(seconds.into()) })
-    }
-}
-
-/// Why there is no certificate.
-#[derive(Debug, thiserror::Error)]
-#[error("{reason}")]
-struct NotGiven {
-    reason: String,
-    /// Trying again changes nothing.
-    is_final: bool,
-}
-
-impl NotGiven {
-    fn final_because(reason: String) -> Self {
-        Self { reason, is_final: true }
-    }
-
-    fn for_now(reason: String) -> Self {
-        Self { reason, is_final: false }
-    }
-
-    fn of_ours(error: TlsError) -> Self {
-        Self::for_now(error.to_string())
-    }
-
-    fn of_failure(failure: Failure) -> Self {
-        let is_final = matches!(
-            failure.kind(),
-            FailureKind::Forbidden | FailureKind::Version | FailureKind::BadMessage
-        );
-        Self { reason: failure.reason, is_final }
-    }
-}
-
 async fn enrol_until_answered(
     coordinator: &Address,
     asked: &Asked<'_>,
@@ -385,29 +314,4 @@ async fn enrol_until_answered(
             }
         }
     }
-}
-
-async fn enrol(coordinator: &Address, asked: &Asked<'_>) -> Result<Given, NotGiven> {
-    let shown = Credentials::of_newcomer(asked.key, asked.name, asked.pin, unix_now());
-    let network = Network::with_credentials(Arc::new(shown.map_err(NotGiven::of_ours)?), false);
-    let request = EnrolRequest {
-        wire_version: OLDEST_WIRE_VERSION,
-        newest_wire_version: WIRE_VERSION,
-        software: SOFTWARE.to_owned(),
-        token_id: asked.token.map_or_else(String::new, |token| token.id.clone()),
-        token_secret: asked.token.map_or_else(Vec::new, |token| token.secret.to_vec()).into(),
-        name: asked.name.to_owned(),
-    };
-    let attempt = async {
-        let expected = Expected { role: Role::Coordinator, key: None };
-        let connection = network.dial(coordinator, Some(expected)).await.map_err(|e| match e {
-            NetError::Refused { reason, .. } => NotGiven::final_because(reason),
-            other => NotGiven::for_now(other.to_string()),
-        })?;
-        let reply = ClusterClient::new(connection).enrol(request).await;
-        reply.map_err(|status| NotGiven::of_failure(Failure::from_status(&status)))
-    };
-    let late = |_| NotGiven::for_now(format!("no answer within {} s", ENROL_WITHIN.as_secs()));
-    let reply = timeout(ENROL_WITHIN, attempt).await.map_err(late)??.into_inner();
-    Given::of(reply, asked)
 }

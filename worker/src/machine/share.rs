@@ -1,6 +1,5 @@
 //! The stage of a node that a process runs.
 
-use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use brigade_proto::address::MAX_STAGES_AT_ADDRESS;
@@ -50,11 +49,6 @@ impl Share {
     pub fn in_address(self) -> u8 {
         // At most `MAX_STAGES`, which is one.
         self.number as u8
-    }
-
-    /// The data folder of the stage, in that of its node.
-    pub fn folder(self, node: &Path) -> PathBuf {
-        node.join(format!("stage-{}", self.number))
     }
 }
 

@@ -2,13 +2,14 @@
 //! ledger has it.
 
 use brigade_proto::address::Address;
+use brigade_proto::tls::party::check_name;
 
 use crate::config::{Config, ConfigError, Secured, bad};
 use crate::machine::share::Share;
 
-/// The settings of a stage, of those of its node: an address and a name of its own, and as much room for records as the
-/// others. Memory is for all of them, as each needs it; threads and CPUs are for all of them, in turn. `at` is where the node
-/// listens for all of them, once it does.
+/// The settings of a stage, of those of its node: an address of its own, and as much room for records as the others. Memory is
+/// for all of them, as each needs it; threads and CPUs are for all of them, in turn. `at` is where the node listens for all of
+/// them, once it does.
 ///
 /// # Errors
 /// There is too little of something for so many.
@@ -17,16 +18,15 @@ pub fn deal(share: Share, node: Config, at: Option<&Address>) -> Result<Config, 
         listen: listen(share, &node, at)?,
         advertise: advertise(share, &node)?,
         is_behind_node: at.is_some(),
-        exit_with_stdin: true,
         share: Some(share),
         ..node
     };
     stage.expert_cache_bytes /= share.of as u64;
     stage.prefixes.ram /= share.of as u64;
     stage.prefixes.disk /= share.of as u64;
-    if let Secured::Member { data_dir, name, .. } = &mut stage.secured {
-        *data_dir = share.folder(data_dir);
-        *name = format!("{name}.{}", share.number);
+    if let Secured::Member { name, .. } = &stage.secured {
+        // The name that it will have.
+        check_name(&format!("{name}.{}", share.number))?;
     }
     Ok(stage)
 }
@@ -124,14 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_has_its_part_and_a_name_of_its_own() {
+    fn a_stage_has_its_part_and_no_identity_of_the_nodes() {
         let stage = dealt(raw(), "2/3").unwrap();
         assert_eq!(stage.listen, address("10.0.0.2:7070/2"));
         assert_eq!((stage.memory_bytes, stage.threads), (Some(12 << 30), Some(6)));
         assert_eq!(stage.prefixes.ram, 1 << 30);
-        let (data_dir, name) = ("/data/stage-2".into(), "lab.2".to_owned());
-        assert_eq!(stage.secured, Secured::Member { data_dir, token: None, name });
-        assert!(stage.exit_with_stdin);
+        let vouched = RawConfig { is_vouched: true, ..raw() };
+        assert_eq!(dealt(vouched, "2/3").unwrap().secured, Secured::OfNode);
+        let long = RawConfig { name: Some("x".repeat(62)), ..raw() };
+        assert!(dealt(long, "2/3").unwrap_err().contains("cannot be a node's name"));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! its figures, and start at the same time.
 
 pub mod division;
+mod words;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -26,9 +27,13 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::words::keep_vouching;
 use crate::backend::measure::MEASURED_VARIABLE;
 use crate::config::{Config, Secured};
 use crate::host::instance;
+use crate::identity::credentials::of_node;
+use crate::identity::membership::{Membership, MembershipError};
+use crate::identity::stage::KEY_PREFIX;
 use crate::machine::ledger::Book;
 use crate::machine::share::{Inherited, Share};
 use crate::machine::turns::Locks;
@@ -51,6 +56,9 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 /// The option by which a stage is told where its node listens.
 const STAGE_AT: &str = "--stage-at";
 
+/// The option by which a stage is told that its node vouches for it.
+const VOUCHED: &str = "--vouched";
+
 /// Why a node ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -60,6 +68,9 @@ pub enum NodeError {
     /// The node cannot listen.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// The node could not become a member of the cluster.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
     /// There is no way to hand connections to a stage.
     #[error("cannot make the sockets by which a stage is given connections: {0}")]
     Handover(io::Error),
@@ -101,6 +112,8 @@ pub struct Node {
     at: Option<Address>,
     /// The ways to the stages that are ready.
     ways: Arc<Stages>,
+    /// The node's place in the cluster, by which it vouches for its stages; `None`: they need no word.
+    membership: Option<Arc<Membership>>,
     /// The locks by which stages take turns.
     locks: Locks,
     /// What each stage has of the node's memory.
@@ -119,8 +132,8 @@ impl Node {
         let program = File::open("/proc/self/exe").map_err(NodeError::Program)?;
         let locks = Locks::new().map_err(NodeError::Shared)?;
         let ledger = Book::new(instance()).map_err(NodeError::Shared)?;
-        let (at, ways, measured) = (None, Arc::default(), OnceLock::new());
-        Ok(Self { program, arguments, stages, at, ways, locks, ledger, measured })
+        let (at, ways, membership, measured) = (None, Arc::default(), None, OnceLock::new());
+        Ok(Self { program, arguments, stages, at, ways, membership, locks, ledger, measured })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -134,6 +147,21 @@ impl Node {
         shutdown: impl Future<Output = ()>,
         wish: impl Future<Output = ()>,
     ) -> Result<(), NodeError> {
+        let (mut shutdown, mut wish) = (std::pin::pin!(shutdown), std::pin::pin!(wish));
+        self.membership = tokio::select! {
+            joined = of_node(config) => joined?.map(Arc::new),
+            // It waits for a coordinator that does not answer.
+            () = &mut shutdown => return Ok(()),
+            () = &mut wish => return Ok(()),
+        };
+        let membership = self.membership.clone();
+        let renewing = async {
+            match membership {
+                Some(membership) => membership.keep_renewing().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut renewing = std::pin::pin!(renewing);
         let front = front(config).await?;
         self.at = front.as_ref().map(|front| front.address().clone());
         let ways = self.ways.clone();
@@ -153,11 +181,11 @@ impl Node {
             let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
             stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
         }
-        let (mut shutdown, mut wish) = (std::pin::pin!(shutdown), std::pin::pin!(wish));
         let mut result = Ok(());
         loop {
             tokio::select! {
                 never = &mut handing => match never {},
+                never = &mut renewing => match never {},
                 () = &mut shutdown, if *mode.borrow() != Mode::Stop => drop(mode.send_replace(Mode::Stop)),
                 () = &mut wish, if *mode.borrow() == Mode::Run => drop(mode.send_replace(Mode::Drain)),
                 ended = stages.join_next() => {
@@ -176,6 +204,7 @@ impl Node {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.arg0("brigade").args(&self.arguments).arg("--stage").arg(share.argument());
         command.envs(self.measured.get().map(|measured| (MEASURED_VARIABLE, measured)));
+        command.args(self.membership.iter().map(|_| VOUCHED));
         command.args(self.at.iter().flat_map(|at| [STAGE_AT.to_owned(), at.to_string()]));
         command.stdin(Stdio::from(stdin)).stdout(Stdio::piped()).stderr(Stdio::inherit());
         // Signals of a terminal reach the node alone, which then decides.
@@ -191,7 +220,9 @@ async fn front(config: &Config) -> Result<Option<Front>, NetError> {
     }
     let speech = match config.secured {
         Secured::No => Speech::Plain { insecure_network: config.insecure_network },
-        Secured::Parent | Secured::External(_) | Secured::Member { .. } => Speech::Tls,
+        Secured::Parent | Secured::External(_) | Secured::Member { .. } | Secured::OfNode => {
+            Speech::Tls
+        }
     };
     let address = listen_address(config).await?;
     let bind = |at: Address| async move { Front::bind(&at, speech).await };
@@ -234,13 +265,21 @@ impl Stage {
             }
             let mut life = self.begin()?;
             let mut lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
-            let node = self.node.clone();
+            let mut vouching = JoinSet::new();
+            let (node, way, number) =
+                (self.node.clone(), life.way.clone(), self.share.in_address());
             let ready = async {
                 loop {
                     let line = lines.as_mut()?.next_line().await.ok().flatten()?;
-                    match line.strip_prefix(MEASURED_PREFIX) {
-                        Some(measured) => drop(node.measured.set(measured.to_owned())),
-                        None => return Some(line),
+                    if let Some(measured) = line.strip_prefix(MEASURED_PREFIX) {
+                        drop(node.measured.set(measured.to_owned()));
+                    } else if let Some(key) = line.strip_prefix(KEY_PREFIX) {
+                        let membership = node.membership.clone();
+                        if let Some((membership, key)) = membership.zip(key.parse().ok()) {
+                            vouching.spawn(keep_vouching(membership, number, key, way.clone()));
+                        }
+                    } else {
+                        return Some(line);
                     }
                 }
             };

@@ -63,7 +63,9 @@ impl Departed {
 
     /// A worker that was there is forgotten.
     pub fn has_left(&mut self, left: Left) {
-        self.left.retain(|other| other.address != left.address || other.key != left.key);
+        // A stage of a node has another key each time it starts.
+        let is_same = |other: &Left| other.key == left.key || other.name == left.name;
+        self.left.retain(|other| other.address != left.address || !is_same(other));
         push(&mut self.left, left);
     }
 
@@ -145,6 +147,17 @@ mod tests {
         assert!(!departed.was_refused(&who, later));
         assert!(!departed.refused(&who, "old version", later), "told already");
         assert!(departed.refused(&who, "no Q4_K", later), "another reason is news");
+    }
+
+    #[test]
+    fn a_stage_that_left_with_several_keys_is_one() {
+        let (mut departed, at) = (Departed::default(), Instant::now());
+        for (name, key) in [("lab.1", "a"), ("lab.1", "b"), ("lab.2", "c"), ("other", "c")] {
+            let (address, why) = ("10.0.0.4:7070".to_owned(), "no".to_owned());
+            departed.has_left(Left { name: name.into(), address, key: Some(key.into()), at, why });
+        }
+        let left: Vec<&str> = departed.left().map(|left| left.name.as_str()).collect();
+        assert_eq!(left, ["lab.1", "other"]);
     }
 
     #[test]

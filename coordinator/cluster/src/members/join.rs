@@ -74,6 +74,9 @@ impl Cluster for JoinService {
             return Err(Failure::refusal(FailureKind::Forbidden, why).into());
         };
         let issued = tokio::task::spawn_blocking(move || {
+            if !request.voucher.is_empty() {
+                return pki.enrol_stage(&key, &request.voucher);
+            }
             let token = Some((request.token_id.as_str(), &request.token_secret[..]));
             let token = token.filter(|(id, _)| !id.is_empty());
             pki.enrol(&key, &request.name, token)
@@ -84,6 +87,7 @@ impl Cluster for JoinService {
         let Issued { certificate, authority, name, renew_in } = issued.map_err(|refusal| {
             tracing::warn!(%refusal, "a node may not join");
             let kind = match &refusal {
+                Refusal::NodeAway => FailureKind::Busy,
                 // The disk is full, perhaps: not the node's fault.
                 Refusal::Tls(TlsError::File { .. }) => FailureKind::Io,
                 _ => FailureKind::Forbidden,

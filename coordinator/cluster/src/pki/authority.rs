@@ -37,6 +37,16 @@ pub enum PkiError {
         /// The name, address or key that was given.
         which: String,
     },
+    /// A stage of a node has no key for long.
+    #[error(
+        "{which} is a stage of the node {node}, which vouches for it: revoke the node, with all its stages"
+    )]
+    OneStage {
+        /// The stage's name.
+        which: String,
+        /// Its node's.
+        node: String,
+    },
     /// The list of revocations is full.
     #[error(
         "{most} nodes are revoked whose certificates have not ended: wait until some have, or begin a new authority \

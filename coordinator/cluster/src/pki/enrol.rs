@@ -1,5 +1,6 @@
 //! Enrolment: a node gets its first certificate with a token, and later ones by its key alone.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::party::check_name;
 use brigade_proto::tls::revoked::MAX_REVOKED;
+use brigade_proto::tls::voucher::{self, Vouched};
 use brigade_proto::tls::{
     Authority, Bundle, Der, KeyId, Party, PublicKey, Role, TlsError, Token, unix_now,
 };
@@ -14,12 +16,15 @@ use thiserror::Error;
 
 use super::authority::{self, PkiError};
 use super::folder::Folder;
-use super::roster::{Node, Roster};
+use super::roster::{Node, Roster, stage_number};
 use super::tokens::{self, BadToken, MadeToken};
 
 /// The longest time for which the books take a certificate of a foreign authority to be good: only that authority
 /// knows when it ends.
 const FOREIGN_FOR_S: u64 = 10 * 365 * 86_400;
+
+/// How long a stage's certificate is good at most. Its key is as old as its process, and its node vouches for it anew each time.
+const STAGE_CERTIFICATES_FOR: Duration = Duration::from_secs(4 * 3600);
 
 /// Characters of an address that the books keep: longer ones are no host's.
 const MAX_ADDRESS_CHARS: usize = 256;
@@ -31,9 +36,12 @@ pub struct Pki {
     /// `None` where certificates come from a foreign authority.
     authority: Option<Authority>,
     certificates_for: Duration,
-    /// The address that each node said last that it can be dialled at: it says so every few seconds.
-    seen: Mutex<std::collections::HashMap<KeyId, String>>,
+    /// The address that each node said last that it can be dialled at, and each stage of one: it says so every few seconds.
+    seen: Mutex<HashMap<Seen, String>>,
 }
+
+/// Who said where it is: the key of a node, and the number of its stage.
+type Seen = (KeyId, Option<u8>);
 
 /// A certificate that was given.
 #[derive(Debug)]
@@ -62,6 +70,11 @@ pub enum Refusal {
         "this node was revoked: remove its data folder and join it with a new token if it is to come back"
     )]
     Revoked,
+    /// The certificate of a stage's node has ended.
+    #[error(
+        "the certificate of this stage's node has ended: the stage gets one when the node has renewed its own"
+    )]
+    NodeAway,
     /// Certificates come from a foreign authority.
     #[error(
         "this cluster's certificates come from an authority outside brigade: give the worker --cluster-cert"
@@ -150,6 +163,7 @@ impl Pki {
                     expires: validity.not_after,
                     token: token.to_owned(),
                     address: String::new(),
+                    stages: BTreeMap::new(),
                     revoked: None,
                 };
                 let name = roster.add(node, now)?.name.clone();
@@ -163,6 +177,31 @@ impl Pki {
         Ok(Issued { certificate, authority: authority.certificate().clone(), name, renew_in })
     }
 
+    /// Issues a certificate to a stage that has proved that it holds `key`: on the word of its node, for hours.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn enrol_stage(&self, key: &PublicKey, voucher: &[u8]) -> Result<Issued, Refusal> {
+        let authority = self.authority.as_ref().ok_or(Refusal::Foreign)?;
+        let now = unix_now();
+        let Vouched { node, stage } = voucher::check(voucher, &key.id(), now)?;
+        let mut roster = Roster::read(&self.folder, now)?;
+        let (name, left) = match roster.by_key(&node) {
+            None => return Err(Refusal::Stranger),
+            Some(node) if node.revoked.is_some() => return Err(Refusal::Revoked),
+            Some(node) => (node.stage_name(stage), node.expires.saturating_sub(now)),
+        };
+        if left == 0 {
+            return Err(Refusal::NodeAway);
+        }
+        // Not longer than the node's: a revocation is forgotten when the node's certificate has ended.
+        let good_for = STAGE_CERTIFICATES_FOR.min(Duration::from_secs(left));
+        let validity = Validity::from_now(now, good_for);
+        let certificate = authority.issue_to_stage(key, &name, &node, validity)?;
+        let authority = authority.certificate().clone();
+        Ok(Issued { certificate, authority, name, renew_in: good_for / 2 })
+    }
+
     /// Remembers where a node can be dialled, for `brigade nodes`. A node of a foreign authority is entered in the
     /// books, so that it can be revoked.
     ///
@@ -171,14 +210,22 @@ impl Pki {
     pub fn seen(&self, party: &Party, address: &str) -> Result<(), TlsError> {
         let address: String = address.chars().take(MAX_ADDRESS_CHARS).collect();
         let mut seen = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if seen.get(&party.key).is_some_and(|last| *last == address) {
+        let stage = party.node.and_then(|node| Some((node, stage_number(&party.name)?)));
+        let who: Seen = match stage {
+            Some((node, stage)) => (node, Some(stage)),
+            None => (party.key, None),
+        };
+        if seen.get(&who).is_some_and(|last| *last == address) {
             return Ok(());
         }
         let (now, lock) = (unix_now(), self.folder.lock()?);
         let mut roster = Roster::read(&self.folder, now)?;
-        match roster.by_key(&party.key) {
-            Some(node) => node.address.clone_from(&address),
-            None => {
+        match (roster.by_key(&who.0), who.1) {
+            (Some(node), None) => node.address.clone_from(&address),
+            (Some(node), Some(stage)) => drop(node.stages.insert(stage, address.clone())),
+            // Nobody vouches for it any more.
+            (None, Some(_)) => return Ok(()),
+            (None, None) => {
                 roster.add(
                     Node {
                         name: party.name.clone(),
@@ -187,6 +234,7 @@ impl Pki {
                         expires: now + FOREIGN_FOR_S,
                         token: String::new(),
                         address: address.clone(),
+                        stages: BTreeMap::new(),
                         revoked: None,
                     },
                     now,
@@ -194,7 +242,7 @@ impl Pki {
             }
         }
         roster.write(&self.folder, &lock)?;
-        seen.insert(party.key, address);
+        seen.insert(who, address);
         Ok(())
     }
 
@@ -220,7 +268,7 @@ impl Pki {
     /// # Errors
     /// The files cannot be read.
     pub fn address_of(folder: &Folder, which: &str) -> Result<Option<String>, TlsError> {
-        Ok(Roster::read(folder, unix_now())?.address_of(which).map(str::to_owned))
+        Ok(Roster::read(folder, unix_now())?.address_of(which))
     }
 
     /// The tokens that can still be used.
@@ -239,6 +287,10 @@ impl Pki {
         let (now, lock) = (unix_now(), folder.lock()?);
         let mut roster = Roster::read(folder, now)?;
         let revoked = roster.revoke(which, now);
+        if let Some(node) = roster.node_of_stage(which).filter(|_| revoked.is_empty()) {
+            let (which, node) = (which.to_owned(), node.name.clone());
+            return Err(PkiError::OneStage { which, node });
+        }
         if revoked.is_empty() {
             return Err(PkiError::NoSuchNode { which: which.to_owned() });
         }

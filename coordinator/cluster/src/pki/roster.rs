@@ -1,8 +1,7 @@
 //! The roster: every node that has joined, with its key, the end of its certificate, and its revocation.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use brigade_proto::address::{Address, FIRST_STAGE};
 use brigade_proto::tls::files::Lock;
 use brigade_proto::tls::party::MAX_PARTY_NAME_BYTES;
 use brigade_proto::tls::verify::CLOCK_SKEW_S;
@@ -41,6 +40,9 @@ pub struct Node {
     /// Address at which the node said it can be dialled.
     #[serde(default)]
     pub address: String,
+    /// Addresses at which its stages said that they can be dialled, by their numbers; none of a worker that has no stages.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stages: BTreeMap<u8, String>,
     /// When it was revoked.
     #[serde(default)]
     pub revoked: Option<u64>,
@@ -64,6 +66,24 @@ impl Node {
             Some(_) => Standing::Revoked,
             None if self.is_believed(now) => Standing::Good,
             None => Standing::Away,
+        }
+    }
+
+    /// The name of one of its stages.
+    pub fn stage_name(&self, number: u8) -> String {
+        format!("{}.{number}", self.name)
+    }
+
+    /// The node as `brigade nodes` lists it: each of its stages under its own name and address, or itself.
+    pub fn listed(&self) -> Vec<Self> {
+        let stage = |(number, address): (&u8, &String)| Self {
+            name: self.stage_name(*number),
+            address: address.clone(),
+            ..self.clone()
+        };
+        match self.stages.len() {
+            0 => vec![self.clone()],
+            _ => self.stages.iter().map(stage).collect(),
         }
     }
 
@@ -135,27 +155,33 @@ impl Roster {
         names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| wish.to_owned())
     }
 
-    /// The address of the node of this name, or of a key that begins like this; the newest of several.
-    pub fn address_of(&self, which: &str) -> Option<&str> {
+    /// The address of the node or stage of this name, or of a key that begins like this; the newest of several. Of a node with
+    /// stages it is the first one's.
+    pub fn address_of(&self, which: &str) -> Option<String> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
-        let is_it = |node: &&Node| {
-            let called = node.name == which || (is_key && node.key.starts_with(which));
-            called && node.revoked.is_none() && !node.address.is_empty()
+        let is_it = |node: &Node, name: &str| {
+            name == which || node.name == which || (is_key && node.key.starts_with(which))
         };
-        self.nodes.iter().rfind(is_it).map(|node| node.address.as_str())
+        let known = self.nodes.iter().rev().filter(|node| node.revoked.is_none());
+        let mut all = known.flat_map(|node| node.listed().into_iter().map(move |one| (node, one)));
+        let found = all.find(|(node, one)| is_it(node, &one.name) && !one.address.is_empty());
+        found.map(|(_, one)| one.address)
     }
 
-    /// Revokes the nodes of this name or address, or of a key that begins like this, and the stages of a node of this name or
-    /// address; those that were found.
+    /// The node whose stage is called so.
+    pub fn node_of_stage(&self, which: &str) -> Option<&Node> {
+        let is_its = |node: &&Node| node.stages.keys().any(|n| node.stage_name(*n) == which);
+        self.nodes.iter().find(|node| node.revoked.is_none() && is_its(node))
+    }
+
+    /// Revokes the nodes of this name or address, or of a key that begins like this; those that were found. A node with stages
+    /// has the addresses of all of them.
     pub fn revoke(&mut self, which: &str, now: u64) -> Vec<Node> {
         let is_key = which.len() >= MIN_KEY_DIGITS;
-        // An address without a number is of the whole node.
-        let endpoint = which.parse::<Address>().ok().filter(|at| at.stage() == FIRST_STAGE);
         let is_it = |node: &Node| {
-            let is_stage_at = endpoint.as_ref().is_some_and(|at| at.is_endpoint_of(&node.address));
-            let at = !which.is_empty() && (node.address == which || is_stage_at);
-            let is_called = node.name == which || is_stage_of(&node.name, which);
-            is_called || at || (is_key && node.key.starts_with(which))
+            let at = !which.is_empty()
+                && (node.address == which || node.stages.values().any(|address| address == which));
+            node.name == which || at || (is_key && node.key.starts_with(which))
         };
         let mut revoked = Vec::new();
         for node in self.nodes.iter_mut().filter(|node| is_it(node) && node.revoked.is_none()) {
@@ -172,8 +198,7 @@ impl Roster {
     }
 }
 
-/// Whether `name` is that of a stage of the node called `node`: `lab.1` of `lab`.
-fn is_stage_of(name: &str, node: &str) -> bool {
-    let number = name.strip_prefix(node).and_then(|rest| rest.strip_prefix('.'));
-    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+/// The number in the name of a stage: 2 of `lab.2`.
+pub fn stage_number(name: &str) -> Option<u8> {
+    name.rsplit_once('.')?.1.parse().ok()
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use brigade_proto::tls::verify::{Authorities, party_of};
-use brigade_proto::tls::{KeyId, NodeKey, PublicKey, Role, Token, unix_now};
+use brigade_proto::tls::{KeyId, NodeKey, Party, PublicKey, Role, Token, unix_now, voucher};
 
 use super::enrol::{Issued, Pki, Refusal};
 use super::roster::{Node, Standing};
@@ -138,34 +138,81 @@ fn who_is_revoked_does_not_come_back_and_neither_does_its_token() {
     assert_eq!(standings, [Standing::Revoked, Standing::Revoked]);
 }
 
+/// A node that has joined under this name: its key.
+fn joined(pki: &Pki, name: &str) -> NodeKey {
+    let node = NodeKey::generate().unwrap();
+    enrol(pki, &node.public(), name, &pki.create_token(HOUR, 1).unwrap()).unwrap();
+    node
+}
+
 #[test]
-fn a_node_is_revoked_with_all_of_its_stages_and_no_other() {
+fn a_stage_is_certified_on_its_nodes_word_alone() {
+    let scratch = Scratch::new();
+    let pki = scratch.pki();
+    let (node, stage, now) = (joined(&pki, "lab"), key(), unix_now());
+    let word = voucher::vouch(&node, 2, &stage.id(), now).unwrap();
+    let issued = pki.enrol_stage(&stage, &word).unwrap();
+    assert_eq!(issued.name, "lab.2");
+    assert!(issued.renew_in <= HOUR / 2, "as long as its node's certificate, and no longer");
+    let party = party_of(&issued.certificate).unwrap();
+    assert_eq!((party.role, party.key, party.node), (Role::Worker, stage.id(), Some(node.id())));
+    let authorities = Authorities::new("ca", std::slice::from_ref(&issued.authority)).unwrap();
+    let usage = brigade_proto::tls::verify::KeyUsage::client_auth();
+    assert_eq!(authorities.check(&issued.certificate, &[], now, usage).unwrap(), party);
+    assert_eq!(Pki::nodes(&scratch.folder()).unwrap().len(), 1, "the books have the node alone");
+    // The node renews its certificate, for a day, or for no time at all.
+    let for_time = |time: Duration| {
+        let pki = Pki::open(&scratch.0, time).unwrap();
+        pki.enrol(&node.public(), "lab", None).unwrap();
+        pki.enrol_stage(&stage, &word)
+    };
+    assert_eq!(
+        for_time(HOUR * 24).unwrap().renew_in,
+        HOUR * 2,
+        "good for hours, and not for a day"
+    );
+    let refused = for_time(Duration::ZERO).unwrap_err();
+    assert!(matches!(refused, Refusal::NodeAway), "{refused}");
+    // Another's word, and a word for another.
+    let stranger = NodeKey::generate().unwrap();
+    let of_stranger = voucher::vouch(&stranger, 2, &stage.id(), now).unwrap();
+    let refused = pki.enrol_stage(&stage, &of_stranger).unwrap_err();
+    assert!(matches!(refused, Refusal::Stranger), "{refused}");
+    let refused = pki.enrol_stage(&key(), &word).unwrap_err();
+    assert!(matches!(refused, Refusal::Tls(_)), "{refused}");
+    Pki::revoke(&scratch.folder(), "lab").unwrap();
+    assert!(matches!(pki.enrol_stage(&stage, &word).unwrap_err(), Refusal::Revoked));
+}
+
+#[test]
+fn a_node_is_known_by_its_stages_and_goes_with_all_of_them() {
     let scratch = Scratch::new();
     let (pki, folder) = (scratch.pki(), scratch.folder());
-    let token = pki.create_token(HOUR, 9).unwrap();
-    for name in ["lab.1", "lab.2", "lab.x", "labs", "lab2.1", "a-lab.1"] {
-        enrol(&pki, &key(), name, &token).unwrap();
-    }
-    let names = |which: &str| -> Vec<String> {
-        Pki::revoke(&folder, which).unwrap().into_iter().map(|node| node.name).collect()
-    };
-    assert_eq!(names("lab"), ["lab.1", "lab.2"]);
-    assert_eq!(names("lab2.1"), ["lab2.1"], "one stage");
-    // By its address: stages have it together, and a number each.
-    for (name, address) in [
-        ("at.1", "10.0.0.9:1"),
-        ("at.2", "10.0.0.9:1/2"),
-        ("at.3", "10.0.0.9:1/3"),
-        ("by", "10.0.0.9:12"),
-    ] {
-        let of = key();
-        enrol(&pki, &of, name, &pki.create_token(HOUR, 1).unwrap()).unwrap();
-        let party =
-            brigade_proto::tls::Party { role: Role::Worker, name: name.into(), key: of.id() };
+    let (lab, attic) = (joined(&pki, "lab"), joined(&pki, "attic"));
+    let seen = |name: &str, node: &NodeKey, address: &str| {
+        let node = Some(node.id());
+        let party = Party { role: Role::Worker, name: name.into(), key: key().id(), node };
         pki.seen(&party, address).unwrap();
+    };
+    // Each start of a stage has another key.
+    for _ in 0..2 {
+        seen("lab.1", &lab, "10.0.0.2:7070");
+        seen("lab.2", &lab, "10.0.0.2:7070/2");
+        seen("attic.1", &attic, "10.0.0.3:7070");
     }
-    assert_eq!(names("10.0.0.9:1/2"), ["at.2"], "one stage");
-    assert_eq!(names("10.0.0.9:1"), ["at.1", "at.3"], "all that are left");
+    seen("cellar.1", &NodeKey::generate().unwrap(), "10.0.0.4:7070");
+    let listed: Vec<Node> = Pki::nodes(&folder).unwrap().iter().flat_map(Node::listed).collect();
+    let names: Vec<&str> = listed.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names, ["lab.1", "lab.2", "attic.1"], "no stage of an unknown node is in the books");
+    let address_of = |which: &str| Pki::address_of(&folder, which).unwrap();
+    assert_eq!(address_of("lab").as_deref(), Some("10.0.0.2:7070"));
+    assert_eq!(address_of("lab.2").as_deref(), Some("10.0.0.2:7070/2"));
+    assert_eq!(address_of("lab.3"), None);
+    let refused = Pki::revoke(&folder, "lab.2").unwrap_err().to_string();
+    assert!(refused.contains("stage of the node lab"), "{refused}");
+    let revoked = Pki::revoke(&folder, "10.0.0.2:7070/2").unwrap();
+    assert_eq!(revoked.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["lab"]);
+    assert_eq!(Pki::revoke(&folder, "attic").unwrap().len(), 1);
 }
 
 #[test]
@@ -213,8 +260,12 @@ fn a_node_of_another_authority_is_in_the_books_when_it_was_seen() {
     let pki = Pki::of_foreign(&scratch.0);
     let refused = pki.enrol(&key(), "lab", None).unwrap_err();
     assert!(matches!(refused, Refusal::Foreign), "{refused}");
-    let party =
-        brigade_proto::tls::Party { role: Role::Worker, name: "lab".into(), key: key().id() };
+    let party = brigade_proto::tls::Party {
+        role: Role::Worker,
+        name: "lab".into(),
+        key: key().id(),
+        node: None,
+    };
     pki.seen(&party, "10.0.0.2:7070").unwrap();
     pki.seen(&party, "10.0.0.2:7070").unwrap();
     let nodes: Vec<Node> = Pki::nodes(&scratch.folder()).unwrap();

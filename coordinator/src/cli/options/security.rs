@@ -321,11 +321,19 @@ pub struct NodesArgs {
 /// Runs `nodes`: those in the books, with what a running coordinator says of them.
 pub async fn nodes(args: &NodesArgs) -> Result<()> {
     let folder = args.data_dir.path()?;
-    let nodes = Pki::nodes(&Folder::within(&folder))?;
+    let nodes: Vec<Node> =
+        Pki::nodes(&Folder::within(&folder))?.iter().flat_map(Node::listed).collect();
     let (now, running) = (unix_now(), cluster::ask_all(&args.data_dir).await);
     let live = |node: &Node| {
         let all = running.iter().flat_map(|status| &status.nodes);
-        let is_it = |seen: &&NodeStatus| seen.key.as_deref() == Some(node.key.as_str());
+        // A stage has a key of its own, which lasts for hours.
+        let is_it = |seen: &&NodeStatus| {
+            if node.stages.is_empty() {
+                seen.key.as_deref() == Some(node.key.as_str())
+            } else {
+                seen.name == node.name
+            }
+        };
         // A machine that was heard from says more than one that was lost.
         all.filter(is_it).min_by_key(|seen| seen.heard_ms_ago.is_none())
     };
@@ -398,8 +406,8 @@ fn row(node: &Node, live: Option<&NodeStatus>, is_running: bool, now: u64) -> se
 #[command(after_help = "\
 It is in force within 5 seconds on every machine of a running line. The token that the node joined with is taken back.")]
 pub struct RevokeArgs {
-    /// Its name, its address, or the beginning of its key (8 digits or more), as `brigade nodes` lists them; the name of a node
-    /// with several stages means all of them
+    /// Its name, its address, or the beginning of its key (8 digits or more), as `brigade nodes` lists them. With a node go all
+    /// of its stages
     node: String,
     #[command(flatten)]
     data_dir: DataDirArgs,
