@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use brigade_engine::device::gpus;
 use brigade_tests::process::{Running, is_alive, run, signal};
 use brigade_tests::secure::READY;
 
@@ -22,8 +23,12 @@ fn join(fleet: &Fleet) -> Running {
 
 /// A node called `lab` with so many stages and so much memory.
 fn join_with(fleet: &Fleet, stages: &str, memory: &str) -> Running {
-    let more = ["--memory", memory, "--speed", "20,200", "--stages", stages];
-    let args = fleet.cluster.worker_args("lab", Some(&fleet.token), &more);
+    join_on(fleet, &["--memory", memory, "--speed", "20,200", "--stages", stages])
+}
+
+/// A node called `lab` with these options.
+fn join_on(fleet: &Fleet, more: &[&str]) -> Running {
+    let args = fleet.cluster.worker_args("lab", Some(&fleet.token), more);
     Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
 }
 
@@ -123,6 +128,29 @@ fn a_model_may_have_most_of_its_node() {
     assert_eq!(loaded(), ["other", "small"]);
 }
 
+fn stages_on_one_gpu_say_the_same_at_the_same_time() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let scratch = Scratch::new("node-gpu");
+    let config = scratch.config(&[("first", None, "ctx = 512"), ("second", None, "ctx = 512")]);
+    let fleet = Fleet::start(&config);
+    // Without speeds: the first stage measures the device for both.
+    let _node = join_on(&fleet, &["--device", "vulkan:0", "--memory", "1500M", "--stages", "2"]);
+    wait_for_models(&fleet.server, &["first", "second"]);
+    let mut lines = [fleet.line("first"), fleet.line("second")].concat();
+    lines.sort();
+    assert_eq!(lines, ["lab.1", "lab.2"]);
+    let alone = said(&fleet.server, "first", 1);
+    let [first, second] = std::thread::scope(|scope| {
+        let server = &fleet.server;
+        let second = scope.spawn(|| said(server, "second", 1));
+        let first = scope.spawn(|| said(server, "first", 1));
+        [first.join().unwrap(), second.join().unwrap()]
+    });
+    assert_eq!((&first[1], &second[1]), (&alone[1], &alone[1]));
+}
+
 /// Connections of the process to others that are not closed.
 fn connections(pid: u32) -> usize {
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
@@ -194,4 +222,5 @@ fn what_a_node_cannot_share_is_refused_at_once() {
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: a_model_may_have_most_of_its_node, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
         what_a_node_cannot_share_is_refused_at_once;
+    computes: stages_on_one_gpu_say_the_same_at_the_same_time;
 ];
