@@ -100,7 +100,7 @@ impl EngineBackend {
         let measured = config.measured.as_ref().filter(|measured| measured.device == kernels);
         let threads = threads_of(config);
         let told = config.speeds.or(measured.map(|measured| measured.own));
-        let Speeds { gb_per_second, gop_per_second } = match told {
+        let own @ Speeds { gb_per_second, gop_per_second } = match told {
             Some(told) => told,
             None => {
                 // Undisturbed by the others.
@@ -108,7 +108,6 @@ impl EngineBackend {
                 measure_apart(&devices, &device, threads, &config.cpus)?
             }
         };
-        let own = Speeds { gb_per_second, gop_per_second };
         let beside = measured.and_then(|measured| measured.beside);
         let (host, visits) = host_beside(&devices, &device, own, beside, config)?;
         let tables = tables(&devices, &device)?;

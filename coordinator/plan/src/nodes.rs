@@ -121,7 +121,7 @@ mod tests {
         let host = HostFacts { memory: Some(10), gbps: 1.0, gops: 1.0, sent_gbps: 0.0, experts };
         let node = Some(NodeFacts { node: 1, left: 300, host_left: 15 });
         let one = WorkerFacts { host: Some(host), node, ..stage(1, 300) };
-        let of_host = |parts| with_parts(&[one.clone()], parts)[0].host.unwrap().memory;
+        let of_host = |parts| with_parts(std::slice::from_ref(&one), parts)[0].host.unwrap().memory;
         assert_eq!([1, 2, 4].map(of_host), [Some(10), Some(15), Some(15)]);
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use brigade_engine::device::gpus;
 use brigade_proto::address::Address;
 use brigade_tests::process::{Running, Server, is_alive, run, signal};
 use brigade_tests::secure::READY;
@@ -22,9 +23,13 @@ fn join(fleet: &Fleet) -> Running {
 
 /// A node called `lab` with so many stages and so much memory.
 fn join_with(fleet: &Fleet, stages: &str, memory: &str) -> Running {
-    let more = ["--memory", memory, "--speed", "20,200", "--stages", stages];
+    join_on(fleet, &["--memory", memory, "--speed", "20,200", "--stages", stages])
+}
+
+/// A node called `lab` with these options.
+fn join_on(fleet: &Fleet, more: &[&str]) -> Running {
     let token = fleet.cluster.token(&[]);
-    let args = fleet.cluster.worker_args("lab", Some(&token), &more);
+    let args = fleet.cluster.worker_args("lab", Some(&token), more);
     Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
 }
 
@@ -127,6 +132,29 @@ fn a_model_may_have_most_of_its_node() {
 const OPEN: &str = "01";
 /// State of a socket that listens.
 const LISTENS: &str = "0A";
+
+fn stages_on_one_gpu_say_the_same_at_the_same_time() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let scratch = Scratch::new("node-gpu");
+    let config = scratch.config(&[("first", None, "ctx = 512"), ("second", None, "ctx = 512")]);
+    let fleet = Fleet::start(&config);
+    // Without speeds: the first stage measures the device for both.
+    let _node = join_on(&fleet, &["--device", "vulkan:0", "--memory", "1500M", "--stages", "2"]);
+    wait_for_models(&fleet.server, &["first", "second"]);
+    let mut lines = [fleet.line("first"), fleet.line("second")].concat();
+    lines.sort();
+    assert_eq!(lines, ["lab.1", "lab.2"]);
+    let alone = said(&fleet.server, "first", 1);
+    let [first, second] = std::thread::scope(|scope| {
+        let server = &fleet.server;
+        let second = scope.spawn(|| said(server, "second", 1));
+        let first = scope.spawn(|| said(server, "first", 1));
+        [first.join().unwrap(), second.join().unwrap()]
+    });
+    assert_eq!((&first[1], &second[1]), (&alone[1], &alone[1]));
+}
 
 /// Connections of the process to others that are not closed.
 fn connections(pid: u32) -> usize {
@@ -248,4 +276,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits: a_model_may_have_most_of_its_node, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
         plain_stages_of_a_node_are_one_line_through_one_port, stages_have_ports_of_their_own_where_they_are_named,
         what_a_node_cannot_share_is_refused_at_once;
+    computes: stages_on_one_gpu_say_the_same_at_the_same_time;
 ];

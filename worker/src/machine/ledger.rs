@@ -313,10 +313,9 @@ impl Ledger {
         let left = if lock.is_ok() { shared.left(self.0.limit) } else { before };
         let held = self.note(&mut holds, what, id, wanted(left.minus(before)));
         let total = holds.total();
-        if total.is_within(left) || total.is_within(before) {
-            if let Ok(()) = shared.write(total) {
-                return Ok(held);
-            }
+        let is_there = total.is_within(left) || total.is_within(before);
+        if is_there && shared.write(total).is_ok() {
+            return Ok(held);
         }
         drop(lock);
         drop(holds);

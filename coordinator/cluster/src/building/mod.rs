@@ -6,3 +6,4 @@ pub(crate) mod fits;
 pub(crate) mod lane;
 pub(crate) mod load;
 pub(crate) mod place;
+pub(crate) mod remarks;

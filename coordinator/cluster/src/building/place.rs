@@ -4,7 +4,6 @@
 //! bytes that it lacks. All stages go through this at the same time. Nothing is loaded before every worker
 //! has accepted.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::building::lane::LineEnds;
+use crate::building::remarks::{tell_kernels, tell_own_drafts};
 use crate::config::StageOptions;
 use crate::members::conn::{Conn, WorkerError};
 use crate::members::facts::{self, worker_facts};
@@ -358,21 +358,6 @@ fn own_drafts<'m, 'a>(
     conns.all(|conn| needed.iter().all(|feature| knows(conn, *feature))).then_some(own)
 }
 
-/// Says why blocks of drafts that are there are not loaded.
-fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
-    if let Some(why) = model.spec.own_drafts_refused.as_ref().filter(|_| options.own_drafts) {
-        tracing::warn!(
-            why,
-            "the model's own blocks that draft tokens are not sound, and not loaded; the model runs without them"
-        );
-    }
-    if model.spec.own_drafts.is_some() && options.own_drafts && !are_loaded {
-        tracing::info!(
-            "the model has blocks of its own that draft tokens; they are not loaded, because a worker of the line is of an older release: upgrade that worker to use them"
-        );
-    }
-}
-
 /// The capabilities that a model and a run require of every worker.
 pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
     let mut quant_types: Vec<String> =
@@ -387,26 +372,6 @@ pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
         kernels: options.kernels.clone(),
         adapters: !model.gguf.adapters().is_empty(),
         control_vectors: model.control_vectors.is_some(),
-    }
-}
-
-/// Says where workers compute on different kernel tables, and whether these give the same bits.
-fn tell_kernels(line: &LineInfo) {
-    let of = |what: fn(&StageInfo) -> String| {
-        line.stages.iter().map(what).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
-    };
-    let (tables, numerics) = (of(|s| s.kernels.clone()), of(|s| s.numerics.to_string()));
-    if numerics.len() > 1 {
-        tracing::warn!(
-            numerics = numerics.join(", "),
-            devices = tables.join(", "),
-            "the line's workers compute different bits (CPUs beside GPUs, GPUs with --fast-math beside others, or different releases): answers depend on which of them has which layers"
-        );
-    } else if tables.len() > 1 {
-        tracing::info!(
-            tables = tables.join(", "),
-            "workers use different kernel tables: the same results, at different speeds"
-        );
     }
 }
 
