@@ -7,6 +7,7 @@ use brigade_spec::Prefixes;
 
 use crate::events::{KeptId, Micros, RequestId};
 use crate::memory::prefix::PrefixCounts;
+use crate::memory::prefix::habits::{ConversationNo, Habits};
 use crate::memory::prefix::place::Place;
 use crate::memory::prefix::tree::{NodeId, Space, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
@@ -63,6 +64,12 @@ pub(crate) struct Kept {
     pub lingers: Micros,
     /// A prompt that repeats most of it has gone another way since it was used.
     pub left: bool,
+    /// The conversation whose state it is.
+    pub conversation: ConversationNo,
+    /// Conversations that have begun in its space since it was used.
+    pub begun_since: u32,
+    /// Tokens that it had at first.
+    pub whole: u32,
     pub last_use: u64,
     /// The time of that.
     pub used_at: Micros,
@@ -77,11 +84,20 @@ pub(crate) struct NewKept<'a> {
     pub blocks: Vec<PageId>,
     pub prompt: Prompt<'a>,
     pub owner: u64,
-    pub request: Option<RequestId>,
-    pub left_by: Option<SeqNo>,
+    pub origin: Origin,
     pub place: Place,
     pub filled: bool,
     pub pinned: bool,
+}
+
+/// What left a state behind; nothing, if it came from elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Origin {
+    /// The request whose end it is.
+    pub request: Option<RequestId>,
+    /// The running sequence that it was or is a copy of, or whose companion.
+    pub left_by: Option<SeqNo>,
+    pub conversation: Option<ConversationNo>,
 }
 
 /// A holder of tokens in the tree.
@@ -99,17 +115,27 @@ pub(crate) enum Source {
     Live(SeqNo, Half),
 }
 
+impl Source {
+    /// The kept state that it is, if it is one.
+    pub fn kept(self) -> Option<KeptId> {
+        match self {
+            Self::Kept(id) => Some(id),
+            Self::Live(..) => None,
+        }
+    }
+}
+
 /// How long the end of a conversation goes last that waits for the result of a tool. Four of five conversations that
 /// go on through an API do so within this time.
 const LINGERS_US: Micros = 10_000_000;
 
-/// A way is left for good where a prompt has repeated one part in so many of it.
-const LEFT_AFTER: u32 = 2;
+/// A prompt that repeats one part in so many of a state goes on with its conversation, or leaves it for good.
+pub(super) const SAME_AFTER: u32 = 2;
 
 /// A node of the tree; the holders behind it share their first `common` tokens with a prompt.
-struct Level {
-    node: NodeId,
-    common: u32,
+pub(super) struct Level {
+    pub node: NodeId,
+    pub common: u32,
 }
 
 /// All kept states of a line. Knows who was used when, not how many there may be.
@@ -125,6 +151,9 @@ pub(crate) struct KeptPool {
     pub now: Micros,
     /// States go by their age alone.
     pub(super) by_age: bool,
+    /// What owners' conversations were like.
+    pub(super) habits: BTreeMap<u64, Habits>,
+    pub(super) n_conversations: u64,
     pub counts: PrefixCounts,
 }
 
@@ -164,7 +193,9 @@ impl KeptPool {
         self.next += 1;
         self.uses += 1;
         self.counts.kept += 1;
-        let NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned } = new;
+        let NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned } = new;
+        let Origin { request, left_by, conversation } = origin;
+        let conversation = conversation.unwrap_or_else(|| self.new_conversation());
         let node = self.tree.insert(prompt.space, prompt.tokens, Holder::Kept(id));
         let (wanted, last_use, used_at) = (false, self.uses, self.now);
         let kept = Kept {
@@ -182,6 +213,9 @@ impl KeptPool {
             wanted,
             lingers: 0,
             left: false,
+            conversation,
+            begun_since: 0,
+            whole: prompt.tokens.len() as u32,
             last_use,
             used_at,
             hits: 0,
@@ -222,7 +256,7 @@ impl KeptPool {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
             (kept.last_use, kept.used_at) = (self.uses, self.now);
-            (kept.lingers, kept.left) = (0, false);
+            (kept.lingers, kept.left, kept.begun_since) = (0, false, 0);
         }
     }
 
@@ -240,16 +274,18 @@ impl KeptPool {
             if let Holder::Kept(id) = holder
                 && let Some(kept) = self.all.get_mut(&id)
             {
-                kept.left |= self.tree.end(kept.node) <= LEFT_AFTER * walk.common;
+                kept.left |= self.tree.end(kept.node) <= SAME_AFTER * walk.common;
             }
         }
     }
 
-    /// A request begins with it.
-    pub fn hit(&mut self, id: KeptId) {
-        self.touch(id);
-        if let Some(kept) = self.all.get_mut(&id) {
-            kept.hits += 1;
+    /// A request begins with its first `len` positions. Where these are the smaller part of it, they say nothing about
+    /// the rest: the same instructions, and another conversation.
+    pub fn hit(&mut self, id: KeptId, len: u32) {
+        let Some(kept) = self.all.get_mut(&id) else { return };
+        kept.hits += 1;
+        if self.tree.end(kept.node) <= SAME_AFTER.saturating_mul(len) {
+            self.touch(id);
         }
     }
 
@@ -272,7 +308,7 @@ impl KeptPool {
 
     /// The levels from the point where a prompt's tokens leave the tree, back to its root. Everything behind a level
     /// shares so many tokens with them.
-    fn levels(&self, walk: &Walk) -> Vec<Level> {
+    pub(super) fn levels(&self, walk: &Walk) -> Vec<Level> {
         let within = walk.within.map(|node| Level { node, common: walk.common });
         let passed = walk.passed.iter().rev();
         let passed = passed.map(|node| Level { node: *node, common: self.tree.end(*node) });
@@ -343,7 +379,11 @@ impl KeptPool {
     }
 
     /// All holders behind a node, but not behind `seen`, which was visited before.
-    fn holders_behind(&self, node: NodeId, seen: Option<NodeId>) -> impl Iterator<Item = Holder> {
+    pub(super) fn holders_behind(
+        &self,
+        node: NodeId,
+        seen: Option<NodeId>,
+    ) -> impl Iterator<Item = Holder> {
         let nodes = self.tree.behind(node, seen);
         nodes.flat_map(|node| self.tree.holders(node).iter().copied())
     }

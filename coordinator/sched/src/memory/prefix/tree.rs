@@ -95,6 +95,11 @@ impl<H: Copy + PartialEq> Tree<H> {
         self.get(node).end
     }
 
+    /// The root of a namespace, if there is anything in it.
+    pub fn root(&self, space: &Space) -> Option<NodeId> {
+        self.roots.get(space).copied()
+    }
+
     pub fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.get(node).parent
     }
