@@ -141,7 +141,7 @@ impl KeptPool {
     /// The state used last among those with most of a prompt's tokens, if the prompt repeats enough of it.
     fn conversation_of(&self, prompt: Prompt<'_>) -> Option<&Kept> {
         let walk = self.tree.walk(prompt.space, prompt.beginning());
-        let Level { node, common } = self.levels(&walk).into_iter().next()?;
+        let Level { node, common } = self.levels(&walk).next()?;
         let kept = self.holders_behind(node, None).filter_map(|holder| match holder {
             Holder::Kept(id) => self.get(id),
             Holder::Live(..) => None,

@@ -9,7 +9,7 @@ use crate::events::{KeptId, Micros, RequestId};
 use crate::memory::prefix::PrefixCounts;
 use crate::memory::prefix::habits::{ConversationNo, Habits};
 use crate::memory::prefix::place::Place;
-use crate::memory::prefix::tree::{NodeId, Space, Tree, Walk};
+use crate::memory::prefix::tree::{NodeId, Space, Stop, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
 
 /// A prompt's tokens and space. Both must match for one prompt to begin with another.
@@ -267,7 +267,7 @@ impl KeptPool {
         if walk.common as usize == prompt.tokens.len() {
             return;
         }
-        let only = |node: &NodeId| self.tree.only_child(*node);
+        let only = |stop: &Stop| self.tree.only_child(stop.node);
         let Some(left) = walk.within.or_else(|| walk.passed.last().and_then(only)) else { return };
         let behind: Vec<Holder> = self.holders_behind(left, None).collect();
         for holder in behind {
@@ -308,11 +308,11 @@ impl KeptPool {
 
     /// The levels from the point where a prompt's tokens leave the tree, back to its root. Everything behind a level
     /// shares so many tokens with them.
-    pub(super) fn levels(&self, walk: &Walk) -> Vec<Level> {
+    pub(super) fn levels(&self, walk: &Walk) -> impl Iterator<Item = Level> {
         let within = walk.within.map(|node| Level { node, common: walk.common });
         let passed = walk.passed.iter().rev();
-        let passed = passed.map(|node| Level { node: *node, common: self.tree.end(*node) });
-        within.into_iter().chain(passed).filter(|level| level.common > 0).collect()
+        let passed = passed.map(|Stop { node, end }| Level { node: *node, common: *end });
+        within.into_iter().chain(passed).filter(|level| level.common > 0)
     }
 
     /// The state that covers most of a prompt's first tokens, and the number of these tokens. `progress`: positions
@@ -333,14 +333,14 @@ impl KeptPool {
 
     /// The deepest state whose tokens all are the prompt's.
     fn best_of_whole(&self, walk: &Walk) -> Option<(Source, u32)> {
-        walk.passed.iter().rev().find_map(|node| {
+        walk.passed.iter().rev().find_map(|Stop { node, end }| {
             let holders = self.tree.holders(*node).iter();
             let filled = holders.filter_map(|holder| match holder {
                 Holder::Kept(id) => self.all.get(id).filter(|kept| kept.filled),
                 Holder::Live(..) => None,
             });
             let newest = filled.max_by_key(|kept| kept.last_use)?;
-            Some((Source::Kept(newest.id), self.tree.end(*node))).filter(|(_, len)| *len > 0)
+            Some((Source::Kept(newest.id), *end)).filter(|(_, len)| *len > 0)
         })
     }
 
@@ -407,7 +407,7 @@ impl KeptPool {
     /// it leaves the way of all.
     pub fn forks(&self, prompt: Prompt<'_>, from: u32) -> Vec<u32> {
         let walk = self.tree.walk(prompt.space, prompt.beginning());
-        let passed = walk.passed.iter().map(|node| self.tree.end(*node));
+        let passed = walk.passed.iter().map(|stop| stop.end);
         let mut forks: Vec<u32> = passed.chain([walk.common]).filter(|at| *at > from).collect();
         forks.dedup();
         forks
@@ -426,7 +426,8 @@ impl KeptPool {
 
     /// States whose tokens are a prefix of the prompt.
     pub fn begins(&self, prompt: Prompt<'_>) -> Vec<KeptId> {
-        self.held_at(self.tree.walk(prompt.space, prompt.tokens).passed.into_iter())
+        let walk = self.tree.walk(prompt.space, prompt.tokens);
+        self.held_at(walk.passed.into_iter().map(|stop| stop.node))
     }
 
     fn held_at(&self, nodes: impl Iterator<Item = NodeId>) -> Vec<KeptId> {
@@ -450,7 +451,7 @@ impl KeptPool {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let last = walk.passed.last().filter(|_| walk.common as usize == prompt.tokens.len())?;
         let at_end = walk.within.is_none().then_some(last)?;
-        self.tree.holders(*at_end).iter().find_map(|holder| match holder {
+        self.tree.holders(at_end.node).iter().find_map(|holder| match holder {
             Holder::Kept(id) => Some(*id),
             Holder::Live(..) => None,
         })
@@ -460,11 +461,11 @@ impl KeptPool {
     pub fn covered_by(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let whole = prompt.tokens.len() as u32;
-        let covered = walk.passed.iter().filter(|node| match prefixes {
+        let covered = walk.passed.iter().filter(|stop| match prefixes {
             Prefixes::All => true,
-            Prefixes::Whole | Prefixes::None => self.tree.end(**node) == whole,
+            Prefixes::Whole | Prefixes::None => stop.end == whole,
         });
-        let holders = covered.flat_map(|node| self.tree.holders(*node));
+        let holders = covered.flat_map(|stop| self.tree.holders(stop.node));
         holders.filter_map(|holder| self.may_go(*holder)).collect()
     }
 
