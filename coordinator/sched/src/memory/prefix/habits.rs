@@ -236,18 +236,18 @@ mod tests {
         pool.remove(full);
         let short = grow(&mut pool, 2, 300).unwrap();
         let long = grow(&mut pool, 3, 1000).unwrap();
-        [short, long].map(|id| pool.touch(id));
+        [short, long].into_iter().for_each(|id| pool.touch(id));
         assert_eq!(next(&pool), Some(short), "one conversation does not make a limit");
         pool.remove(long);
         let short = grow(&mut pool, 4, 300).unwrap();
         let long = grow(&mut pool, 5, 1000).unwrap();
         let left: Vec<KeptId> = pool.iter().map(|kept| kept.id).filter(|id| *id < short).collect();
         left.into_iter().for_each(|id| assert!(pool.remove(id).is_some()));
-        [short, long].map(|id| pool.touch(id));
+        [short, long].into_iter().for_each(|id| pool.touch(id));
         assert_eq!(next(&pool), Some(long), "two have stopped there");
         pool.remove(long);
         let longer = grow(&mut pool, 6, 600).unwrap();
-        [short, longer].map(|id| pool.touch(id));
+        [short, longer].into_iter().for_each(|id| pool.touch(id));
         assert_eq!(next(&pool), Some(short), "there is room for more turns");
     }
 
