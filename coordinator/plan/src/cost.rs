@@ -20,6 +20,7 @@ use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 use brigade_engine::device::VisitSpeeds;
 
 use super::facts::{DraftFacts, HostFacts, LayerFacts, ModelFacts, WorkerFacts};
+use super::keep::KeptRoom;
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Memory of a worker process beside weights, caches and per-row scratch: code, stacks, buffers
@@ -128,6 +129,8 @@ pub(super) struct Costs<'a> {
     pub model: &'a ModelFacts,
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
+    /// What is to be kept.
+    pub keep: KeptRoom,
     weights: Vec<u64>,
     /// The part of these bytes that is routed experts.
     pub(super) routed: Vec<u64>,
@@ -172,6 +175,7 @@ impl<'a> Costs<'a> {
             model,
             workers,
             settings,
+            keep: KeptRoom::of(settings, model),
             times_beside: workers.iter().map(beside).collect(),
             routed: bytes(&|l| l.routed_bytes),
             weights: bytes(&|l| l.weight_bytes),

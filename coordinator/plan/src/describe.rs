@@ -172,11 +172,12 @@ fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> 
             settings.share_ctx.min(settings.ctx)
         ));
     }
-    if placement.capacity.n_kept < settings.keep {
+    notes.extend(costs.keep.shortage(settings, costs.model));
+    if placement.capacity.n_kept < costs.keep.states {
         notes.push(format!(
             "{} sequences are kept for later requests that begin alike instead of {}: memory is short; \
              their states go before anything else does",
-            placement.capacity.n_kept, settings.keep
+            placement.capacity.n_kept, costs.keep.states
         ));
     }
     for &worker in unused {
