@@ -188,6 +188,12 @@ impl KeptPool {
         KeptInfo { id: kept.id, slot: kept.slot, tokens: self.tree.tokens(kept.node) }
     }
 
+    /// A conversation of which nothing else is known.
+    pub fn new_conversation(&mut self) -> ConversationNo {
+        self.n_conversations += 1;
+        ConversationNo(self.n_conversations)
+    }
+
     pub fn insert(&mut self, new: NewKept<'_>) -> KeptId {
         let id = KeptId(self.next);
         self.next += 1;

@@ -9,7 +9,7 @@
 //! the number of reused tokens, would tell a guesser what others have asked.
 //!
 //! - [`kept`] has the states and the tree. `eviction_order` says which state is evicted first,
-//!   and `habits` how likely a conversation goes on.
+//!   and `conversations` how likely one goes on.
 //! - `reuse` begins sequences and keeps those that end; `evict` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
@@ -18,6 +18,7 @@
 
 mod begin;
 mod beginning;
+mod conversations;
 mod evict;
 mod eviction_order;
 mod habits;

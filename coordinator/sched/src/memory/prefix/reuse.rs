@@ -173,14 +173,12 @@ impl Line {
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
         let begins = Begins { request: &request, half, own_drafts, slot, n_pages };
-        let talks = reuses && half == Half::Own;
-        let conversation = talks.then(|| self.kept.arrives(prompt, request.share.owner));
+        let conversation = self.conversation(&request, half, prompt);
         let (blocks, reused, source) = self.begin(live, prompt, begins, &had, restorable);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
-            self.kept.leave_behind(prompt);
-            self.count(tokens.len() as u32, reused, held);
+            self.count(prompt, reused, held);
         }
         let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         Admitted {
@@ -251,9 +249,10 @@ impl Line {
         (blocks, len, source.kept())
     }
 
-    /// Counts a prompt that got its place.
-    fn count(&mut self, n_tokens: u32, reused: u32, held: Option<Hold>) {
-        self.kept.counts.prompt_tokens += u64::from(n_tokens);
+    /// Counts a prompt that got its place, and notes what it leaves behind.
+    fn count(&mut self, prompt: Prompt<'_>, reused: u32, held: Option<Hold>) {
+        self.kept.leave_behind(prompt);
+        self.kept.counts.prompt_tokens += prompt.tokens.len() as u64;
         self.kept.counts.reused_tokens += u64::from(reused);
         let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
         self.kept.counts.rows_avoided += u64::from(spared);
