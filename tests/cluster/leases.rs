@@ -14,7 +14,7 @@ use brigade_gguf::Gguf;
 use brigade_line::model::Model;
 use brigade_line::stages::link::LineEvent;
 use brigade_model_tests::golden::Golden;
-use brigade_plan::{Balance, Checkpoint};
+use brigade_plan::{Balance, Checkpoint, Keep};
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{Blob, KvType, PrepareRequest, StageSpec, WireType};
 use brigade_proto::failure::{Failure, FailureKind};
@@ -87,7 +87,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             ctx: Some(64),
             least_ctx: None,
             max_seqs: 1,
-            keep: Some(0),
+            keep: Some(Keep::NOTHING),
             full_windows: false,
             own_drafts: false,
             max_rows: 16,

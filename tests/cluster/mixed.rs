@@ -14,7 +14,7 @@ use brigade_line::measured::meter::Meter;
 use brigade_line::model::Model;
 use brigade_line::request::{Drawing, Limits, Request};
 use brigade_model_tests::golden::Golden;
-use brigade_plan::{Balance, Checkpoint};
+use brigade_plan::{Balance, Checkpoint, Keep};
 use brigade_proto::control::{KvType, WireType};
 use brigade_sched::SchedConfig;
 use brigade_tests::fakes::in_runtime;
@@ -43,7 +43,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         ctx: Some(CTX),
         least_ctx: None,
         max_seqs: STREAMS + 1,
-        keep: Some(0),
+        keep: Some(Keep::NOTHING),
         full_windows: false,
         own_drafts: false,
         max_rows: 64,

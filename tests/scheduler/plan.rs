@@ -6,8 +6,8 @@ use std::ops::Range;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    Balance, DraftFacts, HandCut, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
-    WorkerFacts, plan, plan_by_hand, plan_line,
+    Balance, DraftFacts, HandCut, Keep, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError,
+    PlanSettings, WorkerFacts, plan, plan_by_hand, plan_line,
 };
 use brigade_synth::{Arch, FileType, Shape, Spec};
 
@@ -407,7 +407,7 @@ fn every_worker_added_is_predicted_to_make_the_line_faster() {
 }
 
 fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
-    let settings = PlanSettings { keep: 16, ..PlanSettings::default() };
+    let settings = PlanSettings { keep: Keep::States(16), ..PlanSettings::default() };
     let attention = plan(&reference(), &workers(2, 1 << 30), &settings).unwrap();
     assert_eq!((attention.capacity.n_slots, attention.capacity.n_kept), (16, 16));
     let mut recurrent = reference();
@@ -422,6 +422,61 @@ fn kept_states_shrink_before_anything_else_and_the_plan_says_so() {
     assert_eq!((tight.capacity.n_blocks, tight.capacity.n_slots), (roomy.capacity.n_blocks, 16));
     assert_eq!((tight.capacity.n_kept, layers(&tight)), (6, layers(&roomy)));
     assert!(tight.explain().contains("6 sequences are kept"), "{}", tight.explain());
+}
+
+fn memory_for_kept_states_is_that_of_states_and_their_pages() {
+    let workers = workers(2, 4 << 30);
+    let with = |model: &ModelFacts, keep: Keep| {
+        let settings = PlanSettings { ctx: 1024, keep, ..PlanSettings::default() };
+        plan(model, &workers, &settings).unwrap()
+    };
+    let bytes = |plan: &Plan| -> u64 {
+        plan.stages.iter().map(|stage| stage.memory.kv + stage.memory.state).sum()
+    };
+    let attention = reference();
+    let mut recurrent = reference();
+    recurrent.layers.iter_mut().for_each(|layer| layer.scan_bytes = 256 << 10);
+    for model in [attention, recurrent] {
+        let none = with(&model, Keep::NOTHING);
+        let page = none.sequence.kv_bytes_per_token * u64::from(none.settings.block_positions);
+        let state = none.sequence.scan_bytes;
+        for memory in [64 << 20, 256 << 20_u64] {
+            let kept = with(&model, Keep::Memory(memory));
+            let more = bytes(&kept) - bytes(&none);
+            assert!(more <= memory && more + page > memory, "{more} of {memory}");
+            let n = u64::from(kept.capacity.n_kept);
+            let pages = u64::from(kept.capacity.n_blocks - none.capacity.n_blocks);
+            assert_eq!(n * state + pages * page, more);
+            assert!(
+                n > 0 && pages >= 8 * (memory / (state + 8 * page)),
+                "{n} states, {pages} pages"
+            );
+        }
+        let little = with(&model, Keep::Memory(1 << 10));
+        assert_eq!(little.capacity.n_blocks, none.capacity.n_blocks);
+        match state {
+            // Pages of running sequences, while they are idle.
+            0 => assert_eq!(little.capacity.n_kept, 64),
+            _ => {
+                assert_eq!(little.capacity.n_kept, 0);
+                let said = little.explain();
+                assert!(said.contains("--keep 1.00 KiB is less than the"), "{said}");
+            }
+        }
+    }
+    // Running sequences come first: what is short goes from the memory for kept states.
+    let mut recurrent = reference();
+    recurrent.layers.iter_mut().for_each(|layer| layer.scan_bytes = 256 << 10);
+    let settings = PlanSettings { ctx: 1024, ..PlanSettings::default() };
+    let none = plan(&recurrent, &workers, &settings).unwrap();
+    let most = none.stages.iter().map(|stage| stage.memory.total()).max().unwrap();
+    let tight: Vec<WorkerFacts> =
+        workers.iter().map(|w| WorkerFacts { memory: most + (32 << 20), ..w.clone() }).collect();
+    let kept = plan(&recurrent, &tight, &PlanSettings { keep: Keep::Memory(1 << 30), ..settings });
+    let kept = kept.unwrap();
+    assert!(kept.capacity.n_kept > 0 && kept.capacity.n_blocks >= none.capacity.n_blocks);
+    assert!(kept.stages.iter().all(|stage| stage.memory.total() <= most + (32 << 20)));
+    assert!(kept.explain().contains("memory is short"), "{}", kept.explain());
 }
 
 /// Unequal workers, one of which is useless: the best order of the others is searched with kept sequences and
@@ -469,9 +524,10 @@ fn keeping_sequences_changes_no_order() {
         node: None,
     };
     let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];
-    let settings = PlanSettings { ctx: 256, max_seqs: 4, keep: 0, ..PlanSettings::default() };
+    let settings =
+        PlanSettings { ctx: 256, max_seqs: 4, keep: Keep::NOTHING, ..PlanSettings::default() };
     let none = plan(&model, &workers, &settings).unwrap();
-    let one = plan(&model, &workers, &PlanSettings { keep: 1, ..settings }).unwrap();
+    let one = plan(&model, &workers, &PlanSettings { keep: Keep::States(1), ..settings }).unwrap();
     assert_eq!(one.capacity.n_blocks, none.capacity.n_blocks);
     let order = |plan: &Plan| plan.stages.iter().map(|s| s.worker).collect::<Vec<_>>();
     assert_eq!(order(&one), order(&none));
@@ -480,6 +536,7 @@ fn keeping_sequences_changes_no_order() {
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
+        memory_for_kept_states_is_that_of_states_and_their_pages,
         no_cut_by_hand_beats_the_planner,
         a_cut_is_for_keys_whose_drafts_are_right_and_for_others,
         a_line_takes_the_workers_that_its_cut_names_and_no_fewer,

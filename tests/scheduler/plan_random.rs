@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use brigade_plan::{
-    DraftFacts, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings, WorkerFacts, plan,
+    DraftFacts, Keep, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
+    WorkerFacts, plan,
 };
 use proptest::prelude::*;
 
@@ -126,10 +127,10 @@ proptest! {
         workers in any_workers(),
         keep in 0u32..9,
     ) {
-        let settings = PlanSettings { ctx: 256, max_seqs: 4, keep, ..PlanSettings::default() };
+        let settings = PlanSettings { ctx: 256, max_seqs: 4, keep: Keep::States(keep), ..PlanSettings::default() };
         match plan(&model, &workers, &settings) {
             Ok(plan) => {
-                let none = PlanSettings { keep: 0, ..settings };
+                let none = PlanSettings { keep: Keep::NOTHING, ..settings };
                 let without = brigade_plan::plan(&model, &workers, &none).unwrap();
                 prop_assert_eq!(plan.capacity.n_blocks, without.capacity.n_blocks);
                 prop_assert!(slowest(&plan) <= slowest(&without) * (1.0 + 1e-9));

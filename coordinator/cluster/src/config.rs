@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use std::time::Duration;
 
-use brigade_plan::{Balance, Checkpoint, HandCut};
+use brigade_plan::{Balance, Checkpoint, HandCut, Keep};
 use brigade_proto::address::Address;
 use brigade_proto::control::{KvType, WireType};
 use brigade_proto::net::Network;
@@ -45,8 +45,8 @@ pub struct StageOptions {
     pub least_ctx: Option<u32>,
     /// Limit of sequences that run at once.
     pub max_seqs: u32,
-    /// Finished sequences that are kept for later requests, besides those that run; `None`: as many as suit the model.
-    pub keep: Option<u32>,
+    /// What is kept for later requests, besides sequences that run; `None`: what suits the model.
+    pub keep: Option<Keep>,
     /// Whether layers with a window keep all positions, and not only those in the window.
     pub full_windows: bool,
     /// Whether the model's own blocks of drafts are loaded, where it has some and all workers know them.

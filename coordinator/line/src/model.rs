@@ -13,7 +13,7 @@ use brigade_engine::stage::{check_own_drafts, check_tensors};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_hub::remote::Remote;
-use brigade_plan::{LEAST_CTX, ModelFacts, default_keep};
+use brigade_plan::{Keep, LEAST_CTX, ModelFacts, default_keep};
 use brigade_proto::limits::{MAX_CTX, MAX_ROWS};
 use brigade_spec::{ModelError, ModelSpec, is_of_other_senses};
 use brigade_text::TextError;
@@ -328,10 +328,10 @@ impl Model {
         }
     }
 
-    /// How many sequences to keep when `wanted` was asked for. `windows`: layers with a window keep only the
+    /// What to keep when `wanted` was asked for. `windows`: layers with a window keep only the
     /// positions in it.
-    pub fn keep(&self, wanted: Option<u32>, max_seqs: u32, windows: bool) -> u32 {
-        wanted.unwrap_or_else(|| default_keep(self.spec.prefixes(windows), max_seqs))
+    pub fn keep(&self, wanted: Option<Keep>, max_seqs: u32, windows: bool) -> Keep {
+        wanted.unwrap_or_else(|| Keep::States(default_keep(self.spec.prefixes(windows), max_seqs)))
     }
 
     /// Whether layers with a window need less memory when they keep only the positions in it: where a window and a

@@ -18,6 +18,7 @@ use brigade_worker::copies::{IN_QUEUE_BYTES, QUEUE_BYTES, RESTS_KEPT};
 use brigade_worker::machine::memory::PROCESS_BYTES;
 
 use super::facts::{DraftFacts, ModelFacts, WorkerFacts};
+use super::keep::KeptRoom;
 use super::layer_sums::LayerSums;
 use super::layer_time::{LayerTimes, slower};
 use super::{Capacity, Checkpoint, PlanSettings};
@@ -124,6 +125,8 @@ pub(super) struct Costs<'a> {
     pub model: &'a ModelFacts,
     pub workers: &'a [WorkerFacts],
     pub settings: &'a PlanSettings,
+    /// What is to be kept.
+    pub keep: KeptRoom,
     pub(super) sums: LayerSums,
     /// A row's time in the layers, for each worker.
     pub(super) times: Vec<LayerTimes>,
@@ -142,6 +145,7 @@ impl<'a> Costs<'a> {
             model,
             workers,
             settings,
+            keep: KeptRoom::of(settings, model),
             sums: LayerSums::new(model, settings),
             times: times.collect(),
             drafting_slows: 1.0,

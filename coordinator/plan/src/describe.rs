@@ -7,7 +7,7 @@ use super::facts::{HostExperts, SequenceBytes, WorkerFacts};
 use super::kept_weights;
 use super::place::Placement;
 use super::units::format_bytes;
-use super::{Plan, PlanSettings, StagePlan};
+use super::{Plan, StagePlan};
 
 /// A stage within this of the slowest one counts as equally slow.
 const AS_SLOW: f64 = 0.999;
@@ -31,7 +31,7 @@ pub(super) fn describe(costs: &Costs, placement: Placement) -> Plan {
         .collect();
     let mut unused: Vec<usize> = (0..costs.workers.len()).collect();
     unused.retain(|worker| stages.iter().all(|stage| stage.worker != *worker));
-    let mut notes = notes(costs.settings, costs.workers, &placement, &unused);
+    let mut notes = notes(costs, &placement, &unused);
     notes.extend(kept_weights::note(costs, &used));
     notes.extend(costs.model.passes());
     Plan {
@@ -144,13 +144,9 @@ fn cut_reason(cut_bytes: &[u64], cut: usize) -> Option<String> {
     })
 }
 
-fn notes(
-    settings: &PlanSettings,
-    workers: &[WorkerFacts],
-    placement: &Placement,
-    unused: &[usize],
-) -> Vec<String> {
+fn notes(costs: &Costs, placement: &Placement, unused: &[usize]) -> Vec<String> {
     let mut notes = Vec::new();
+    let settings = costs.settings;
     if let Some(cut) = &placement.by_hand {
         notes.push(format!("cut as ordered: {cut}"));
     }
@@ -176,15 +172,16 @@ fn notes(
             settings.share_ctx.min(settings.ctx)
         ));
     }
-    if placement.capacity.n_kept < settings.keep {
+    notes.extend(costs.keep.shortage(settings, costs.model));
+    if placement.capacity.n_kept < costs.keep.states {
         notes.push(format!(
             "{} sequences are kept for later requests that begin alike instead of {}: memory is short; \
              their states go before anything else does",
-            placement.capacity.n_kept, settings.keep
+            placement.capacity.n_kept, costs.keep.states
         ));
     }
     for &worker in unused {
-        let name = &workers[worker].name;
+        let name = &costs.workers[worker].name;
         notes.push(match &placement.by_hand {
             Some(cut) => format!("{name} holds nothing: {cut} leaves it out"),
             None => format!("{name} holds nothing: no cut that fits is faster with it"),

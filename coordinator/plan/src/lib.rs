@@ -28,6 +28,7 @@ mod explain;
 mod facts;
 mod from_gguf;
 mod host_experts;
+mod keep;
 mod kept_weights;
 mod layer_sums;
 mod layer_time;
@@ -53,6 +54,7 @@ pub use facts::{
     DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, NodeFacts,
     SequenceBytes, WorkerFacts,
 };
+pub use keep::Keep;
 pub use manual_cuts::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
@@ -109,9 +111,8 @@ pub struct PlanSettings {
     pub share_ctx: u32,
     /// Sequences open at once.
     pub max_seqs: u32,
-    /// Sequences to keep beside those for later requests that begin alike, if there is memory for their
-    /// recurrent states.
-    pub keep: u32,
+    /// What is kept beside those for later requests that begin alike, if there is memory for it.
+    pub keep: Keep,
     /// Positions in a KV page (the engine's `KV_PAGE`).
     pub block_positions: u32,
     /// Most rows in a ubatch.
@@ -135,7 +136,7 @@ impl Default for PlanSettings {
             least_ctx: LEAST_CTX,
             share_ctx: LEAST_CTX,
             max_seqs: DEFAULT_MAX_SEQS,
-            keep: 0,
+            keep: Keep::NOTHING,
             block_positions: KV_PAGE as u32,
             max_rows: 512,
             decode_batch: 4,

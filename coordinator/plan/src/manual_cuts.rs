@@ -11,6 +11,7 @@ use super::capacity;
 use super::cost::Costs;
 use super::error::PlanError;
 use super::facts::WorkerFacts;
+use super::keep::KeptRoom;
 use super::place::{self, Placement};
 use super::units::format_bytes;
 use super::{Capacity, MAX_WORKERS};
@@ -190,9 +191,14 @@ pub(super) fn place(costs: &Costs, cut: &HandCut) -> Result<Placement, PlanError
         ));
     }
     let n_blocks = capacity::largest(least, wished, |n| fits(n, 0));
-    let keep = costs.settings.keep;
-    let n_kept =
-        if costs.has_states() { capacity::largest(0, keep, |n| fits(n_blocks, n)) } else { keep };
+    let KeptRoom { states, pages } = costs.keep;
+    let n_kept = if costs.has_states() {
+        capacity::largest(0, states, |n| fits(n_blocks, n))
+    } else {
+        states
+    };
+    let with_kept = n_blocks.saturating_add(if n_kept > 0 { pages } else { 0 });
+    let n_blocks = capacity::largest(n_blocks, with_kept, |n| fits(n, n_kept));
     Ok(Placement {
         order: (0..ranges.len()).collect(),
         ranges,

@@ -14,6 +14,7 @@ use super::cost::{Costs, StageMemory, StageTime};
 use super::cuts::{self, Join};
 use super::error::{PlanError, Shortage};
 use super::facts::WorkerFacts;
+use super::keep::KeptRoom;
 use super::kept_weights;
 use super::{Capacity, PlanSettings};
 
@@ -40,18 +41,18 @@ pub(super) struct Placement {
 pub(super) fn place(costs: &Costs) -> Result<Placement, PlanError> {
     let given: Vec<usize> = (0..costs.workers.len()).collect();
     // The order is chosen as if nothing were kept: kept states are to cost no speed.
-    let mut best = best_in_order(costs, &given, 0);
+    let mut best = best_in_order(costs, &given, KeptRoom::NONE);
     let idle = |placement: &Placement| placement.ranges.iter().any(Range::is_empty);
     if given.len() <= MAX_PERMUTED && best.as_ref().is_none_or(|(_, placement)| idle(placement)) {
         for_each_order(&mut Vec::new(), &given, &mut |order| {
-            if let Some(found) = best_in_order(costs, order, 0)
+            if let Some(found) = best_in_order(costs, order, KeptRoom::NONE)
                 && best.as_ref().is_none_or(|(slowest, _)| found.0 < *slowest)
             {
                 best = Some(found);
             }
         });
     }
-    let keep = costs.settings.keep;
+    let keep = costs.keep;
     let best = best.and_then(|(_, placement)| best_in_order(costs, &placement.order, keep));
     let best = best.ok_or_else(|| shortage(costs, &given))?;
     let (slowest, best) = best;
@@ -111,9 +112,9 @@ fn for_each_order(done: &mut Vec<usize>, rest: &[usize], visit: &mut impl FnMut(
     }
 }
 
-/// The best cuts with workers in this order: slowest stage and placement. At most `keep` sequences are
-/// kept, which makes no difference to the slowest stage.
-fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Placement)> {
+/// The best cuts with workers in this order: slowest stage and placement. What is kept makes no
+/// difference to the slowest stage.
+fn best_in_order(costs: &Costs, order: &[usize], keep: KeptRoom) -> Option<(f64, Placement)> {
     let cut = |n_blocks: u32, n_kept: u32| {
         let capacity = capacity(costs.settings, n_blocks, n_kept);
         let cost = |place: usize, range: &Range<usize>| {
@@ -136,8 +137,13 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: u32) -> Option<(f64, Plac
     // More pages or states only ever exclude cuts, so the largest good numbers can be bisected.
     let n_blocks = largest(least, wished.max(least), |n| good(n, 0, fastest * SPEED_FOR_CAPACITY));
     let slowest = cut(n_blocks, 0)?.0;
-    let n_kept =
-        if costs.has_states() { largest(0, keep, |n| good(n_blocks, n, slowest)) } else { keep };
+    let n_kept = if costs.has_states() {
+        largest(0, keep.states, |n| good(n_blocks, n, slowest))
+    } else {
+        keep.states
+    };
+    let with_kept = n_blocks.saturating_add(if n_kept > 0 { keep.pages } else { 0 });
+    let n_blocks = largest(n_blocks, with_kept, |n| good(n, n_kept, slowest));
     let (slowest, ranges) = cut(n_blocks, n_kept)?;
     let capacity = capacity(costs.settings, n_blocks, n_kept);
     let ranges = kept_weights::fewest_loads(costs, order, capacity, slowest).unwrap_or(ranges);

@@ -24,7 +24,7 @@ use brigade_engine::batch::{
 
 use super::events::{HiddenRows, KeptId, Micros, RequestId, Share, Work};
 use crate::drafts::ahead::{NextWindow, RunAhead};
-use crate::memory::prefix::{Mark, NodeId, Space};
+use crate::memory::prefix::{ConversationNo, Mark, NodeId, Space};
 use crate::waiting::fair::{Needs, Owners};
 
 /// A request under which so many lines were lost since it last got further than ever runs alone.
@@ -63,6 +63,8 @@ pub(super) struct Admitted {
     pub node: Option<(SeqNo, NodeId)>,
     /// The kept state that it began with, if that was one.
     pub source: Option<KeptId>,
+    /// The conversation that it goes on with or begins; `None` where that says nothing about later prompts.
+    pub conversation: Option<ConversationNo>,
     /// Positions at which its state is to be kept while its prompt is read, ascending.
     pub marks: VecDeque<Mark>,
     /// Tokens of the prompt that others stood for.

@@ -25,7 +25,7 @@ use brigade_line::handle::{LineInfo, SeqEvent, Sequence, StageExperts, StageResi
 use brigade_line::measured::meter::{UbatchSize, hop_us, sizes, summarise};
 use brigade_line::measured::record::UbatchRecord;
 use brigade_line::request::{Drawing, Request};
-use brigade_plan::ModelFacts;
+use brigade_plan::{Keep, ModelFacts};
 use clap::Args;
 use limits::{Limits, Peak};
 use mixed::Mixed;
@@ -152,7 +152,7 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
     options.ctx = Some(longest + 1);
     if args.depth > 0 {
         options.ctx = Some(context::positions(args.depth, longest + 1)?);
-        options.keep = Some(context::kept(streams)?);
+        options.keep = Some(Keep::States(context::kept(streams)?));
     }
     options.trace.clone_from(&args.trace);
     if !args.speculate.is_empty() {

@@ -7,8 +7,8 @@ use brigade_cluster::worker_facts;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_line::model::Model;
 use brigade_plan::{
-    Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP, ModelFacts, Plan, PlanSettings, Prediction,
-    WorkerFacts, format_bytes, parse_cluster_file, plan, plan_by_hand,
+    Checkpoint, DEFAULT_MAX_SEQS, Keep, ModelFacts, Plan, PlanSettings, Prediction, WorkerFacts,
+    format_bytes, parse_cluster_file, plan, plan_by_hand,
 };
 use clap::Args;
 use serde::Serialize;
@@ -61,9 +61,9 @@ pub struct PlanArgs {
     /// Sequences at once
     #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
-    /// Finished sequences whose states are kept for later requests [default: as brigade serve]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
-    keep: Option<u32>,
+    /// Memory for states that are kept for later requests [default: as brigade serve]
+    #[arg(long, value_name = "SIZE")]
+    keep: Option<Keep>,
     /// Type of the KV cache
     #[arg(long, value_enum, default_value_t = KvArg::F16)]
     kv_type: KvArg,

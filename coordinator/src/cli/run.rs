@@ -11,7 +11,7 @@ use brigade_line::generation::{End, Generation, Part};
 use brigade_line::handle::Failure;
 use brigade_line::measured::meter::{Stretch, summarise};
 use brigade_line::request::{Drawing, Guiding, Request};
-use brigade_plan::ModelFacts;
+use brigade_plan::{Keep, ModelFacts};
 use brigade_text::TextError;
 use clap::Args;
 use serde_json::{Value, json};
@@ -156,7 +156,7 @@ pub async fn execute(args: RunArgs) -> Result<()> {
     options.max_windows = args.speculation.max_windows();
     options.chat_template = args.template.source()?;
     if args.state_in.is_some() || args.state_out.is_some() {
-        options.keep = Some(state_file::KEEP);
+        options.keep = Some(Keep::States(state_file::KEEP));
     }
     if args.is_guided() {
         options.max_seqs = GUIDED_SEQS;

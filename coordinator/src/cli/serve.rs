@@ -39,7 +39,7 @@ use brigade_line::measured::metrics;
 use brigade_line::model::Model;
 use brigade_line::request::{LEAST_ANSWER, Limits};
 use brigade_line::stages::prefix_names::Salt;
-use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, MAX_KEEP};
+use brigade_plan::{Checkpoint, DEFAULT_MAX_SEQS, Keep};
 use brigade_proto::address::Address;
 use brigade_sched::{DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING};
 use brigade_worker::prefixes::store::Sizes;
@@ -118,11 +118,12 @@ pub struct ServeArgs {
     /// Sequences at once; more wait
     #[arg(long, aliases = ["parallel", "max-num-seqs"], value_name = "N", default_value_t = DEFAULT_MAX_SEQS)]
     max_seqs: u32,
-    /// Finished sequences whose states are kept: a later request that begins alike, such as a chat's next turn, then
-    /// computes only its new tokens. 0: keep none [default: 4 for each of --max-seqs, or 1 where the model has
-    /// recurrent states, which take memory]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_KEEP)))]
-    keep: Option<u32>,
+    /// Memory on all stages together for states of prompts and answers, such as 2G: a later request that begins alike,
+    /// such as a chat's next turn, then computes only its new tokens. What running sequences leave of theirs keeps
+    /// states as well. A number alone counts states; 0: keep none [default: 4 states for each of --max-seqs, or 1 where
+    /// the model has recurrent states, which take memory]
+    #[arg(long, value_name = "SIZE")]
+    keep: Option<Keep>,
     /// Requests that may wait for a place; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_WAITING)]
     max_queue: usize,
@@ -291,6 +292,9 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
     let front = Front::open(&args.front, &args.line).await?;
     let (url, admin_url) = (front.url(), front.admin_url());
     let draining = CancellationToken::new();
+    if let Some(Keep::States(n)) = args.keep.filter(|keep| !keep.is_nothing()) {
+        tracing::info!("--keep {n} counts states; a size such as --keep 2G gives them memory");
+    }
     let args = Arc::new(args);
     let (served, shared) = lines::open(&args, &front).await?;
     let all = args.models().chain(args.comes());
@@ -381,7 +385,7 @@ fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
         created: clock::unix_now(),
         roll: watch::channel(Roll::default()).1,
         max_seqs: args.max_seqs,
-        keeps: args.keep != Some(0),
+        keeps: !args.keep.is_some_and(Keep::is_nothing),
         journal: None,
         admin: Admin::channel().0,
         in_use: Arc::default(),

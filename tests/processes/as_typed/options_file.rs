@@ -240,7 +240,7 @@ fn drop_ins_count_in_the_order_of_their_names() {
     let of = |key: &str| shown(&["serve"], key, &[], &file);
     assert_eq!(of("ctx"), (json!(3), format!("{}:2", last.display())));
     assert_eq!(of("max-seqs"), (json!(2), format!("{}:3", first.display())));
-    assert_eq!(of("keep"), (json!(1), format!("{}:5", file.display())));
+    assert_eq!(of("keep"), (json!("1"), format!("{}:5", file.display())));
     assert_eq!(of("workers").0, Value::Null, "a later file names other workers");
     // They are enough without the file that they lie beside.
     std::fs::remove_file(&file).unwrap();

@@ -12,8 +12,8 @@ use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
 use brigade_plan::{
-    Checkpoint, DraftFacts, NodeFacts, Plan, PlanError, PlanSettings, StageMemory, WorkerFacts,
-    plan_line,
+    Checkpoint, DraftFacts, Keep, NodeFacts, Plan, PlanError, PlanSettings, StageMemory,
+    WorkerFacts, plan_line,
 };
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
@@ -393,7 +393,7 @@ pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
     }
 }
 
-fn keep(model: &Model, options: &StageOptions, windows: bool) -> u32 {
+fn keep(model: &Model, options: &StageOptions, windows: bool) -> Keep {
     model.keep(options.keep, options.max_seqs, windows)
 }
 

@@ -44,7 +44,8 @@ pub(crate) fn borders(
     let begins = before.filter_map(|c| Some(text.rfind(&c)? + c.len())).max().unwrap_or(0);
     let first = users().next().and_then(|c| Some(begins + text.get(begins..)?.find(&c)?));
     let last = users().next_back().and_then(|c| text.rfind(&c));
-    let of_tools = first.filter(|_| marked.tools);
+    let of_tools = marked.tools.then(|| first.or_else(|| behind_instructions(text, messages)));
+    let of_tools = of_tools.flatten();
     let marked: Vec<usize> =
         of_tools.into_iter().chain(marked_places(text, messages, marked)).collect();
     let places: Vec<usize> = marked.iter().copied().chain(first).chain(last).collect();
@@ -58,6 +59,23 @@ pub(crate) fn borders(
         }
     }
     (borders, last_marked)
+}
+
+/// Where instructions and tools end in a chat whose user has said nothing in words: before the first text of anybody
+/// else, or behind the instructions.
+fn behind_instructions(text: &str, messages: &[Value]) -> Option<usize> {
+    let instructs =
+        |message: &&Value| message["role"] == "system" || message["role"] == "developer";
+    let content = |message: &Value| {
+        let trimmed = message["content"].as_str()?.trim().to_owned();
+        (!trimmed.is_empty()).then_some(trimmed)
+    };
+    let instructions = messages.iter().take_while(instructs).filter_map(content);
+    let end = instructions.filter_map(|c| Some(text.rfind(&c)? + c.len())).max();
+    let others = || messages.iter().skip_while(instructs).filter_map(content);
+    let from = end.unwrap_or(0);
+    let other = others().find_map(|c| Some(from + text.get(from..)?.find(&c)?));
+    other.or(end)
 }
 
 /// Where in a text the places stand that the client marked in messages.
@@ -130,6 +148,26 @@ mod tests {
         // One message has one border.
         let alone = Chat { messages: messages[1..2].to_vec(), ..Chat::default() };
         assert_eq!(model.encode_chat(&alone).unwrap().borders.len(), 1);
+    }
+
+    #[test]
+    fn a_mark_on_a_tool_needs_no_words_of_the_user() {
+        let model = TextModel::sample();
+        let prompt = |messages: Vec<serde_json::Value>| {
+            let marked = Marked { tools: true, ends: Vec::new() };
+            let prompt = model.encode_chat(&Chat { messages, marked, ..Chat::default() }).unwrap();
+            let before = &prompt.tokens[..prompt.marked as usize];
+            (prompt.borders.clone(), model.tokenizer().detokenize(before, true).unwrap())
+        };
+        let system = json!({ "role": "system", "content": "Say hello." });
+        let silent = json!({ "role": "user", "content": " " });
+        let answer = json!({ "role": "assistant", "content": "hello there" });
+        let (borders, before) = prompt(vec![system.clone(), silent.clone(), answer]);
+        assert_eq!(borders.len(), 1);
+        assert!(before.contains("Say hello.") && !before.contains("hello there"), "{before}");
+        let (_, before) = prompt(vec![system, silent.clone()]);
+        assert!(before.ends_with("Say hello."), "{before}");
+        assert!(prompt(vec![silent]).0.is_empty(), "nothing is known of it");
     }
 
     #[test]

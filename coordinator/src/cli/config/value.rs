@@ -159,7 +159,7 @@ mod tests {
             ("ctx", "-1", "-1 is not in 0..="),
             ("ctx", "true", "a number is needed, not true or false"),
             ("ctx", "[1]", "a number is needed, not a list"),
-            ("keep", "5000000000", "5000000000 is not in"),
+            ("keep", "5000000000", "give a size such as 2G instead"),
             ("kv-type", "'f61'", "not one of f32, f16, q8_0"),
             ("journal", "true", "one of on, off is needed"),
             ("model", "''", "a text that is not empty"),

@@ -28,7 +28,7 @@ use brigade_line::measured::metrics;
 use brigade_line::model::Model;
 use brigade_line::request::{LEAST_ANSWER, Limits, Request};
 use brigade_line::stages::open_line::OpenLine;
-use brigade_plan::Checkpoint;
+use brigade_plan::{Checkpoint, Keep};
 use brigade_proto::address::Address;
 use brigade_sched::{
     DEFAULT_CHECKPOINT_EVERY, DEFAULT_MAX_WAITING, DEFAULT_REPAIR_WITHIN_US, SchedConfig,
@@ -68,8 +68,8 @@ pub struct SessionOptions {
     pub kv_type: KvArg,
     /// Limit of sequences that run at once.
     pub max_seqs: u32,
-    /// Sequences kept for later requests that begin alike; `None`: as many as suit the model.
-    pub keep: Option<u32>,
+    /// What is kept for later requests that begin alike; `None`: what suits the model.
+    pub keep: Option<Keep>,
     /// Whether recurrent states are kept in the middle of prompts, too.
     pub marks: bool,
     /// How workers come by themselves; `None`: they do not.
@@ -124,7 +124,7 @@ impl SessionOptions {
             kv_type,
             max_seqs: 1,
             // Everything that a command measures or prints must be computed.
-            keep: Some(0),
+            keep: Some(Keep::NOTHING),
             marks: false,
             joins: None,
             security: None,

@@ -13,6 +13,7 @@ use brigade_line::admin::{self, Admin};
 use brigade_line::journal::{Journal, Recovered};
 use brigade_line::keys::KeyRing;
 use brigade_line::model::Model;
+use brigade_plan::Keep;
 use brigade_worker::machine::memory;
 use tokio_util::sync::CancellationToken;
 
@@ -278,7 +279,7 @@ impl Served {
         let session = Session::start_with(self.model.clone(), options).await?;
         let of = |folder: &PathBuf| journal(folder, &session.model, args.kv_type, &args.line);
         let (journal, recovered) = folder.as_ref().map(of).transpose()?.unzip();
-        let (max_seqs, keeps) = (args.max_seqs, args.keep != Some(0));
+        let (max_seqs, keeps) = (args.max_seqs, !args.keep.is_some_and(Keep::is_nothing));
         let recovered = recovered.unwrap_or_default();
         Ok(Line { session, folder, journal, recovered, max_seqs, keeps })
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::line::Line;
 use crate::memory::prefix::beginning::Beginning;
-use crate::memory::prefix::kept::{Prompt, Source};
+use crate::memory::prefix::kept::Prompt;
 use crate::memory::prefix::tree::Space;
 use crate::sequence::{Half, Live};
 use crate::waiting::admit::Waiting;
@@ -59,10 +59,7 @@ impl Line {
                 // A state of its own has more.
                 Some(own) if own >= rows => rows = own,
                 _ => {
-                    *state = best.and_then(|(source, _)| match source {
-                        Source::Kept(id) => Some(id),
-                        Source::Live(..) => None,
-                    });
+                    *state = best.and_then(|(source, _)| source.kept());
                 }
             }
             if self.waits_for_readers(request) && !pending.interrupted {
@@ -84,7 +81,7 @@ mod tests {
     use super::*;
     use crate::events::{KeptId, Request, RequestId, Work};
     use crate::memory::pages::Holder;
-    use crate::memory::prefix::kept::NewKept;
+    use crate::memory::prefix::kept::{NewKept, Origin};
     use crate::memory::prefix::place::Place;
     use crate::sim;
     use crate::waiting::fair::Usage;
@@ -125,8 +122,7 @@ mod tests {
             blocks: line.blocks.take(2, Holder::Kept).unwrap(),
             prompt: Prompt { tokens, space: &space },
             owner: 0,
-            request: None,
-            left_by: None,
+            origin: Origin::default(),
             place: Place::End,
             filled: true,
             pinned: false,

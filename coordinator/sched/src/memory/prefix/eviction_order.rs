@@ -26,7 +26,7 @@ const ON_ONE_WAY: f64 = 0.25;
 const AT_PROMPTS_END: f64 = 0.5;
 
 /// How likely a prompt goes on behind a state whose way was left for another one, beside one that was not.
-const WHERE_LEFT: f64 = 0.1;
+const WHERE_LEFT: f64 = 0.03;
 
 /// How soon a state goes: the least first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,11 +78,11 @@ impl KeptPool {
         f64::from(self.saves(kept, prefixes)) * odds * self.freshness(kept)
     }
 
-    /// How likely it is to be used soon by its last use alone.
+    /// How likely it is to be used soon, wherever it stands.
     fn freshness(&self, kept: &Kept) -> f64 {
         let age = (self.uses + 1).saturating_sub(kept.last_use).max(1);
         let odds = if kept.left { WHERE_LEFT } else { 1.0 };
-        odds / age as f64
+        odds * self.goes_on(kept) / age as f64
     }
 
     /// The value of a new state in the middle of a prompt that would save `rows` rows.
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::events::RequestId;
     use crate::memory::namespace::Namespace;
-    use crate::memory::prefix::kept::{NewKept, Prompt};
+    use crate::memory::prefix::kept::{NewKept, Origin, Prompt};
     use crate::memory::prefix::tree::Space;
 
     fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32], place: Place) -> KeptId {
@@ -156,8 +156,7 @@ mod tests {
             blocks: vec![],
             prompt: Prompt { tokens, space: &space },
             owner,
-            request: None,
-            left_by: None,
+            origin: Origin::default(),
             place,
             filled: true,
             pinned: false,

@@ -7,8 +7,9 @@ use brigade_spec::Prefixes;
 
 use crate::events::{KeptId, Micros, RequestId};
 use crate::memory::prefix::PrefixCounts;
+use crate::memory::prefix::habits::{ConversationNo, Habits};
 use crate::memory::prefix::place::Place;
-use crate::memory::prefix::tree::{NodeId, Space, Tree, Walk};
+use crate::memory::prefix::tree::{NodeId, Space, Stop, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
 
 /// A prompt's tokens and space. Both must match for one prompt to begin with another.
@@ -63,6 +64,12 @@ pub(crate) struct Kept {
     pub lingers: Micros,
     /// A prompt that repeats most of it has gone another way since it was used.
     pub left: bool,
+    /// The conversation whose state it is.
+    pub conversation: ConversationNo,
+    /// Conversations that have begun in its space since it was used.
+    pub begun_since: u32,
+    /// Tokens that it had at first.
+    pub whole: u32,
     pub last_use: u64,
     /// The time of that.
     pub used_at: Micros,
@@ -77,11 +84,20 @@ pub(crate) struct NewKept<'a> {
     pub blocks: Vec<PageId>,
     pub prompt: Prompt<'a>,
     pub owner: u64,
-    pub request: Option<RequestId>,
-    pub left_by: Option<SeqNo>,
+    pub origin: Origin,
     pub place: Place,
     pub filled: bool,
     pub pinned: bool,
+}
+
+/// What left a state behind; nothing, if it came from elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Origin {
+    /// The request whose end it is.
+    pub request: Option<RequestId>,
+    /// The running sequence that it was or is a copy of, or whose companion.
+    pub left_by: Option<SeqNo>,
+    pub conversation: Option<ConversationNo>,
 }
 
 /// A holder of tokens in the tree.
@@ -99,17 +115,27 @@ pub(crate) enum Source {
     Live(SeqNo, Half),
 }
 
+impl Source {
+    /// The kept state that it is, if it is one.
+    pub fn kept(self) -> Option<KeptId> {
+        match self {
+            Self::Kept(id) => Some(id),
+            Self::Live(..) => None,
+        }
+    }
+}
+
 /// How long the end of a conversation goes last that waits for the result of a tool. Four of five conversations that
 /// go on through an API do so within this time.
 const LINGERS_US: Micros = 10_000_000;
 
-/// A way is left for good where a prompt has repeated one part in so many of it.
-const LEFT_AFTER: u32 = 2;
+/// A prompt that repeats one part in so many of a state goes on with its conversation, or leaves it for good.
+pub(super) const SAME_AFTER: u32 = 2;
 
 /// A node of the tree; the holders behind it share their first `common` tokens with a prompt.
-struct Level {
-    node: NodeId,
-    common: u32,
+pub(super) struct Level {
+    pub node: NodeId,
+    pub common: u32,
 }
 
 /// All kept states of a line. Knows who was used when, not how many there may be.
@@ -125,6 +151,9 @@ pub(crate) struct KeptPool {
     pub now: Micros,
     /// States go by their age alone.
     pub(super) by_age: bool,
+    /// What owners' conversations were like.
+    pub(super) habits: BTreeMap<u64, Habits>,
+    pub(super) n_conversations: u64,
     pub counts: PrefixCounts,
 }
 
@@ -159,12 +188,20 @@ impl KeptPool {
         KeptInfo { id: kept.id, slot: kept.slot, tokens: self.tree.tokens(kept.node) }
     }
 
+    /// A conversation of which nothing else is known.
+    pub fn new_conversation(&mut self) -> ConversationNo {
+        self.n_conversations += 1;
+        ConversationNo(self.n_conversations)
+    }
+
     pub fn insert(&mut self, new: NewKept<'_>) -> KeptId {
         let id = KeptId(self.next);
         self.next += 1;
         self.uses += 1;
         self.counts.kept += 1;
-        let NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned } = new;
+        let NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned } = new;
+        let Origin { request, left_by, conversation } = origin;
+        let conversation = conversation.unwrap_or_else(|| self.new_conversation());
         let node = self.tree.insert(prompt.space, prompt.tokens, Holder::Kept(id));
         let (wanted, last_use, used_at) = (false, self.uses, self.now);
         let kept = Kept {
@@ -182,6 +219,9 @@ impl KeptPool {
             wanted,
             lingers: 0,
             left: false,
+            conversation,
+            begun_since: 0,
+            whole: prompt.tokens.len() as u32,
             last_use,
             used_at,
             hits: 0,
@@ -222,7 +262,7 @@ impl KeptPool {
         self.uses += 1;
         if let Some(kept) = self.all.get_mut(&id) {
             (kept.last_use, kept.used_at) = (self.uses, self.now);
-            (kept.lingers, kept.left) = (0, false);
+            (kept.lingers, kept.left, kept.begun_since) = (0, false, 0);
         }
     }
 
@@ -233,23 +273,25 @@ impl KeptPool {
         if walk.common as usize == prompt.tokens.len() {
             return;
         }
-        let only = |node: &NodeId| self.tree.only_child(*node);
+        let only = |stop: &Stop| self.tree.only_child(stop.node);
         let Some(left) = walk.within.or_else(|| walk.passed.last().and_then(only)) else { return };
         let behind: Vec<Holder> = self.holders_behind(left, None).collect();
         for holder in behind {
             if let Holder::Kept(id) = holder
                 && let Some(kept) = self.all.get_mut(&id)
             {
-                kept.left |= self.tree.end(kept.node) <= LEFT_AFTER * walk.common;
+                kept.left |= self.tree.end(kept.node) <= SAME_AFTER * walk.common;
             }
         }
     }
 
-    /// A request begins with it.
-    pub fn hit(&mut self, id: KeptId) {
-        self.touch(id);
-        if let Some(kept) = self.all.get_mut(&id) {
-            kept.hits += 1;
+    /// A request begins with its first `len` positions. Where these are the smaller part of it, they say nothing about
+    /// the rest: the same instructions, and another conversation.
+    pub fn hit(&mut self, id: KeptId, len: u32) {
+        let Some(kept) = self.all.get_mut(&id) else { return };
+        kept.hits += 1;
+        if self.tree.end(kept.node) <= SAME_AFTER.saturating_mul(len) {
+            self.touch(id);
         }
     }
 
@@ -272,11 +314,11 @@ impl KeptPool {
 
     /// The levels from the point where a prompt's tokens leave the tree, back to its root. Everything behind a level
     /// shares so many tokens with them.
-    fn levels(&self, walk: &Walk) -> Vec<Level> {
+    pub(super) fn levels(&self, walk: &Walk) -> impl Iterator<Item = Level> {
         let within = walk.within.map(|node| Level { node, common: walk.common });
         let passed = walk.passed.iter().rev();
-        let passed = passed.map(|node| Level { node: *node, common: self.tree.end(*node) });
-        within.into_iter().chain(passed).filter(|level| level.common > 0).collect()
+        let passed = passed.map(|Stop { node, end }| Level { node: *node, common: *end });
+        within.into_iter().chain(passed).filter(|level| level.common > 0)
     }
 
     /// The state that covers most of a prompt's first tokens, and the number of these tokens. `progress`: positions
@@ -297,14 +339,14 @@ impl KeptPool {
 
     /// The deepest state whose tokens all are the prompt's.
     fn best_of_whole(&self, walk: &Walk) -> Option<(Source, u32)> {
-        walk.passed.iter().rev().find_map(|node| {
+        walk.passed.iter().rev().find_map(|Stop { node, end }| {
             let holders = self.tree.holders(*node).iter();
             let filled = holders.filter_map(|holder| match holder {
                 Holder::Kept(id) => self.all.get(id).filter(|kept| kept.filled),
                 Holder::Live(..) => None,
             });
             let newest = filled.max_by_key(|kept| kept.last_use)?;
-            Some((Source::Kept(newest.id), self.tree.end(*node))).filter(|(_, len)| *len > 0)
+            Some((Source::Kept(newest.id), *end)).filter(|(_, len)| *len > 0)
         })
     }
 
@@ -343,7 +385,11 @@ impl KeptPool {
     }
 
     /// All holders behind a node, but not behind `seen`, which was visited before.
-    fn holders_behind(&self, node: NodeId, seen: Option<NodeId>) -> impl Iterator<Item = Holder> {
+    pub(super) fn holders_behind(
+        &self,
+        node: NodeId,
+        seen: Option<NodeId>,
+    ) -> impl Iterator<Item = Holder> {
         let nodes = self.tree.behind(node, seen);
         nodes.flat_map(|node| self.tree.holders(node).iter().copied())
     }
@@ -367,7 +413,7 @@ impl KeptPool {
     /// it leaves the way of all.
     pub fn forks(&self, prompt: Prompt<'_>, from: u32) -> Vec<u32> {
         let walk = self.tree.walk(prompt.space, prompt.beginning());
-        let passed = walk.passed.iter().map(|node| self.tree.end(*node));
+        let passed = walk.passed.iter().map(|stop| stop.end);
         let mut forks: Vec<u32> = passed.chain([walk.common]).filter(|at| *at > from).collect();
         forks.dedup();
         forks
@@ -386,7 +432,8 @@ impl KeptPool {
 
     /// States whose tokens are a prefix of the prompt.
     pub fn begins(&self, prompt: Prompt<'_>) -> Vec<KeptId> {
-        self.held_at(self.tree.walk(prompt.space, prompt.tokens).passed.into_iter())
+        let walk = self.tree.walk(prompt.space, prompt.tokens);
+        self.held_at(walk.passed.into_iter().map(|stop| stop.node))
     }
 
     fn held_at(&self, nodes: impl Iterator<Item = NodeId>) -> Vec<KeptId> {
@@ -410,7 +457,7 @@ impl KeptPool {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let last = walk.passed.last().filter(|_| walk.common as usize == prompt.tokens.len())?;
         let at_end = walk.within.is_none().then_some(last)?;
-        self.tree.holders(*at_end).iter().find_map(|holder| match holder {
+        self.tree.holders(at_end.node).iter().find_map(|holder| match holder {
             Holder::Kept(id) => Some(*id),
             Holder::Live(..) => None,
         })
@@ -420,11 +467,11 @@ impl KeptPool {
     pub fn covered_by(&self, prompt: Prompt<'_>, prefixes: Prefixes) -> Vec<KeptId> {
         let walk = self.tree.walk(prompt.space, prompt.tokens);
         let whole = prompt.tokens.len() as u32;
-        let covered = walk.passed.iter().filter(|node| match prefixes {
+        let covered = walk.passed.iter().filter(|stop| match prefixes {
             Prefixes::All => true,
-            Prefixes::Whole | Prefixes::None => self.tree.end(**node) == whole,
+            Prefixes::Whole | Prefixes::None => stop.end == whole,
         });
-        let holders = covered.flat_map(|node| self.tree.holders(*node));
+        let holders = covered.flat_map(|stop| self.tree.holders(stop.node));
         holders.filter_map(|holder| self.may_go(*holder)).collect()
     }
 

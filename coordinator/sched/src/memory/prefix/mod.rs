@@ -8,7 +8,8 @@
 //! shared only among requests with the same adapters and the same owner. Otherwise the time to the first token, or
 //! the number of reused tokens, would tell a guesser what others have asked.
 //!
-//! - [`kept`] has the states and the tree. `eviction_order` says which state is evicted first.
+//! - [`kept`] has the states and the tree. `eviction_order` says which state is evicted first,
+//!   and `conversations` how likely one goes on.
 //! - `reuse` begins sequences and keeps those that end; `evict` makes room for others.
 //! - Where a model has recurrent layers, there is a state at the end of a sequence only. `marks` says where in a prompt
 //!   such states are copied while it is read.
@@ -17,8 +18,10 @@
 
 mod begin;
 mod beginning;
+mod conversations;
 mod evict;
 mod eviction_order;
+mod habits;
 mod hold;
 mod kept;
 mod marks;
@@ -31,6 +34,7 @@ mod tiers;
 mod tree;
 
 pub(crate) use beginning::Beginning;
+pub(crate) use habits::ConversationNo;
 pub(crate) use hold::Hold;
 pub use kept::KeptInfo;
 pub(crate) use kept::KeptPool;

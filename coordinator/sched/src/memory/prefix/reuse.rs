@@ -17,7 +17,7 @@ use crate::line::Line;
 use crate::memory::namespace::Namespace;
 use crate::memory::pages::Holder;
 use crate::memory::prefix::hold::Hold;
-use crate::memory::prefix::kept::{KeptInfo, NewKept, Prompt, Source};
+use crate::memory::prefix::kept::{KeptInfo, NewKept, Origin, Prompt, Source};
 use crate::memory::prefix::place::{Mark, Place};
 use crate::memory::prefix::tree::Space;
 use crate::sequence::{Admitted, Half, Live, SeqNo};
@@ -173,12 +173,12 @@ impl Line {
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
         let begins = Begins { request: &request, half, own_drafts, slot, n_pages };
+        let conversation = self.conversation(&request, half, prompt);
         let (blocks, reused, source) = self.begin(live, prompt, begins, &had, restorable);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
-            self.kept.leave_behind(prompt);
-            self.count(tokens.len() as u32, reused, held);
+            self.count(prompt, reused, held);
         }
         let node = reuses.then(|| self.kept.enter(prompt, live.next_no(), half));
         Admitted {
@@ -193,6 +193,7 @@ impl Line {
             space,
             node: node.map(|node| (live.next_no(), node)),
             source,
+            conversation,
             marks,
             work: request.work,
             adapters: request.adapters,
@@ -245,16 +246,13 @@ impl Line {
             return (like.expect("has_room was asked"), 0, None);
         };
         let blocks = self.begin_with(live, source, len, begins);
-        let kept = match source {
-            Source::Kept(id) => Some(id),
-            Source::Live(..) => None,
-        };
-        (blocks, len, kept)
+        (blocks, len, source.kept())
     }
 
-    /// Counts a prompt that got its place.
-    fn count(&mut self, n_tokens: u32, reused: u32, held: Option<Hold>) {
-        self.kept.counts.prompt_tokens += u64::from(n_tokens);
+    /// Counts a prompt that got its place, and notes what it leaves behind.
+    fn count(&mut self, prompt: Prompt<'_>, reused: u32, held: Option<Hold>) {
+        self.kept.leave_behind(prompt);
+        self.kept.counts.prompt_tokens += prompt.tokens.len() as u64;
         self.kept.counts.reused_tokens += u64::from(reused);
         let spared = held.map_or(0, |held| reused.saturating_sub(held.begin));
         self.kept.counts.rows_avoided += u64::from(spared);
@@ -273,7 +271,7 @@ impl Line {
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
             Source::Kept(id) => {
-                self.kept.hit(id);
+                self.kept.hit(id, len);
                 let kept = self.kept.get(id).expect("it was just found");
                 (kept.slot, kept.blocks[..full].to_vec())
             }
@@ -285,10 +283,7 @@ impl Line {
         for &block in &blocks {
             self.blocks.share(block, Holder::Running);
         }
-        let kept = match source {
-            Source::Kept(id) => Some(id),
-            Source::Live(..) => None,
-        };
+        let kept = source.kept();
         let fresh = n_pages - full as u32;
         self.make_room(fresh, kept);
         let spent = kept.filter(|_| self.blocks.n_free() < fresh);
@@ -405,8 +400,9 @@ impl Line {
         let slot = sequence.slot;
         let rest = tokens[has as usize..].to_vec();
         let filled = rest.is_empty();
-        let (place, left_by, pinned) = (Place::End, Some(no), false);
-        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let origin = Origin { request, left_by: Some(no), conversation: sequence.conversation };
+        let (place, pinned) = (Place::End, false);
+        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
         let id = self.kept.insert(new);
         if let Some(kept) = self.kept.get_mut(id) {
             kept.hits = hits;
@@ -485,9 +481,10 @@ impl Line {
         let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (src, copied, request) = (sequence.slot, blocks.clone(), sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
-        let (request, left_by, place) = (None, Some(no), mark.place);
-        let (filled, pinned) = (true, false);
-        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let conversation = sequence.conversation;
+        let origin = Origin { request: None, left_by: Some(no), conversation };
+        let (place, filled, pinned) = (mark.place, true, false);
+        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
         self.kept.insert(new);
     }
 
@@ -543,10 +540,10 @@ impl Line {
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, adapters));
         let prompt = Prompt { tokens: &tokens, space };
-        let (request, left_by, place) = (None, None, Place::End);
+        let (origin, place) = (Origin::default(), Place::End);
         // It is pinned while its state is filled.
         let (filled, pinned) = (false, true);
-        let new = NewKept { slot, blocks, prompt, owner, request, left_by, place, filled, pinned };
+        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }
