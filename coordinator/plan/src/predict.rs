@@ -80,8 +80,14 @@ impl Plan {
 
     /// The line as the simulator knows it. `decode`: single rows of streams, so many to a ubatch.
     fn sim(&self, costs: &Costs, decode: Option<f64>) -> Sim {
-        let stages: Vec<StageModel> =
-            self.stages.iter().map(|stage| stage_model(costs, stage, decode)).collect();
+        let typical = f64::from(costs.settings.typical_positions);
+        let stages: Vec<StageModel> = self
+            .stages
+            .iter()
+            .map(|stage| {
+                stage_model(costs.model, &costs.workers[stage.worker], stage, typical, decode)
+            })
+            .collect();
         let link = |stage: &StagePlan| {
             costs.workers[stage.worker].link.map_or(LinkModel::default(), |link| LinkModel {
                 latency_us: link.latency_us,
@@ -121,14 +127,20 @@ impl Plan {
     }
 }
 
-fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageModel {
-    let worker = &costs.workers[stage.worker];
-    let layers = &costs.model.layers[stage.layers.clone()];
+/// A stage for the simulator, in sequences of `typical` positions; `decode`: the rows of a ubatch of single tokens.
+fn stage_model(
+    model: &ModelFacts,
+    worker: &WorkerFacts,
+    stage: &StagePlan,
+    typical: f64,
+    decode: Option<f64>,
+) -> StageModel {
+    let layers = &model.layers[stage.layers.clone()];
     // Rows of a large ubatch use nearly all experts; those of a small one few.
     let rows = decode.unwrap_or(f64::INFINITY);
     let mut read: f64 = layers.iter().map(|layer| layer.read_bytes(rows)).sum();
     let mut ops = stage.ops_per_row;
-    let beside = &costs.model.layers[stage.host_layers.clone()];
+    let beside = &model.layers[stage.host_layers.clone()];
     let routed_read: f64 = beside.iter().map(|layer| layer.routed_read(rows)).sum();
     let routed_ops: f64 = beside.iter().map(|layer| ops_by_place(layer).1).sum();
     let (host_fixed, host_row) = worker
@@ -136,10 +148,9 @@ fn stage_model(costs: &Costs, stage: &StagePlan, decode: Option<f64>) -> StageMo
         .map_or((0.0, 0.0), |host| (routed_read / host.gbps * 1e-3, routed_ops / host.gops * 1e-3));
     (read, ops) = (read - routed_read, ops - routed_ops);
     if stage.head && decode.is_some() {
-        read += costs.model.head_bytes as f64;
-        ops += 2.0 * costs.model.head_elements as f64;
+        read += model.head_bytes as f64;
+        ops += 2.0 * model.head_elements as f64;
     }
-    let typical = f64::from(costs.settings.typical_positions);
     let of_stream: f64 =
         layers.iter().map(|l| l.cache_read(typical) + 2.0 * l.state_bytes() as f64).sum();
     let own_read = if decode.is_some() { of_stream } else { 0.0 };

@@ -51,6 +51,12 @@ impl Outcome {
     }
 }
 
+/// Labels of a model's loads that ended so.
+fn of_outcome(name: &str, outcome: Outcome) -> [(&'static str, String); 2] {
+    let [model] = label(name);
+    [model, ("outcome", outcome.word().to_owned())]
+}
+
 pub(super) fn describe() {
     describe_counter!(LOADS, "Loads of models on demand, by outcome");
     describe_counter!(LOAD_TIME, "Time that loads of models on demand took until they were up");
@@ -61,25 +67,22 @@ pub(super) fn describe() {
 
 /// Every counter of a model on demand is there at 0 from the start.
 pub fn on_demand(name: &str) {
-    let [model] = label(name);
     for outcome in [Outcome::Done, Outcome::Failed] {
-        counter!(LOADS, &[model.clone(), ("outcome", outcome.word().to_owned())]).increment(0);
+        counter!(LOADS, &of_outcome(name, outcome)).increment(0);
     }
-    counter!(LOAD_TIME, &[model.clone()]).increment(0);
-    counter!(UNLOADS, &[model]).increment(0);
+    counter!(LOAD_TIME, &label(name)).increment(0);
+    counter!(UNLOADS, &label(name)).increment(0);
 }
 
 /// A model on demand is up, after this time.
 pub fn loaded(name: &str, took: Duration) {
-    let [model] = label(name);
-    counter!(LOAD_TIME, &[model.clone()]).increment(took.as_micros() as u64);
-    counter!(LOADS, &[model, ("outcome", Outcome::Done.word().to_owned())]).increment(1);
+    counter!(LOAD_TIME, &label(name)).increment(took.as_micros() as u64);
+    counter!(LOADS, &of_outcome(name, Outcome::Done)).increment(1);
 }
 
 /// The load of a model on demand has failed.
 pub fn load_failed(name: &str) {
-    let [model] = label(name);
-    counter!(LOADS, &[model, ("outcome", Outcome::Failed.word().to_owned())]).increment(1);
+    counter!(LOADS, &of_outcome(name, Outcome::Failed)).increment(1);
 }
 
 /// The line of a model on demand has ended.
