@@ -1,5 +1,6 @@
 //! A synchronous library that runs layers `[a, b)` of a GGUF model. Tokens or hidden rows go in; hidden rows
-//! or sampled tokens come out. It knows nothing of networks, processes or clocks.
+//! or sampled tokens come out. It knows nothing of networks or processes, and no
+//! result depends on a clock.
 //!
 //! Reading order:
 //!
@@ -9,11 +10,14 @@
 //!   [`weights`] hands out tensors by name and shape.
 //! - [`block`] has mixers and FFNs. [`state`] has KV pages and slots. [`batch`] has the ubatch.
 //! - `residual` has how blocks meet the residual stream. [`stage`] is layers with their state. [`sample`] draws tokens.
-//! - [`heads`] judge a text in rerankers, or move its vector to another space.
+//! - [`heads`] are what stands behind the last layer of models that make vectors: they judge a text in rerankers, or move its
+//!   vector to another space.
+//! - [`device`] opens GPUs and the host, and runs ops there. [`control_vectors`] are added behind layers. [`error`] has what can
+//!   fail.
 //! - [`constraint`] says which tokens may follow in an answer that has to fit a grammar.
 //!
 //! Text, architectures and random models are crates of their own (`brigade-text`, `brigade-models`, `brigade-synth`),
-//! which this one does not need: what changes there compiles nothing that computes.
+//! which this one does not need: a change there compiles this crate and its kernels not again.
 
 pub use brigade_gguf as gguf;
 pub use brigade_ops as ops;
@@ -33,7 +37,7 @@ pub mod stage;
 pub mod state;
 pub mod weights;
 
-/// Everything that computes on many numbers, with the tables that this machine can run.
+/// Everything that computes on many numbers on the host, with the tables that this machine can run.
 pub mod kernels {
     pub use brigade_kernels::*;
     pub use brigade_kernels_tables::{available, select, unfused};

@@ -1,6 +1,6 @@
 //! A reader over bytes that checks every length before it uses it, and names the field that it was reading.
 //!
-//! It allocates nothing and never panics. All results are views into the input.
+//! It never panics, and allocates nothing but errors. Strings and arrays are views into the input.
 
 use super::error::GgufError;
 use std::fmt::Arguments;

@@ -8,7 +8,8 @@ use crate::place::{Anywhere, Place};
 use crate::scan::check_disjoint_rows;
 use crate::vector::Vector;
 
-/// Writes keys and values of every row of `parts` into their pages, and their keys of an index. Rows are as the parts number them.
+/// Writes keys and values of every row of `parts` into its page, and the row's key of an index, where the layer has one. The
+/// parts say which rows of the operands are theirs.
 pub struct KvWrite<'a, P: Place> {
     /// Shape of the pages.
     pub layout: &'a KvLayout,
@@ -100,7 +101,8 @@ pub struct ChosenBlocks<L> {
     /// Rows that see no more positions than this attend to all they see.
     pub n_near: usize,
     /// `[n_rows, n_kv_head, per_row]`: the blocks of each head of keys and values, ascending, none twice. Where a row
-    /// attends to fewer, [`NO_BLOCK`] stands behind the last. Blocks behind a row, and those after them, are not attended to.
+    /// attends to fewer, [`NO_BLOCK`] stands behind the last. The list ends at the first block that begins after the row: that and
+    /// what follows it in the list are not attended to.
     pub blocks: L,
 }
 

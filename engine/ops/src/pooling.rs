@@ -3,7 +3,7 @@
 use crate::carry::{carried, mapped};
 use crate::place::Place;
 
-/// Makes a row of `out` of each pool's rows: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the softmax of the `gates_i[j]` over the
+/// Makes one row of `out` from the rows of each pool: `out[j] = Σ_i a_i[j] values_i[j]` with `a[j]` the softmax of the `gates_i[j]` over the
 /// rows `i`. Rows are summed in their order.
 pub struct PoolGated<'a, P: Place> {
     /// The rows of each pool, at least one.
@@ -27,7 +27,7 @@ mapped!(GatedRow { values: read, gates: read });
 carried!(PoolGated { pools: lists, width: same, out: write });
 
 impl<P: Place> PoolGated<'_, P> {
-    /// Panics if a pool has no rows or one that is not as wide as the others, or `out` is not as long as it should be.
+    /// Panics if a pool has no rows or one that has not `width` values, if `width` is 0, or if `out` has not a row for each pool.
     pub fn check(&self) {
         let Self { pools, width, out } = self;
         assert_eq!(P::len_mut(out), pools.len() * width, "pool_gated: length of out");

@@ -1,12 +1,12 @@
-//! Blocks of Gemma 3n and of Gemma 4's small models beside attention and FFN, as data: rows of a layer's own, and a
-//! low-rank path beside attention.
+//! Two blocks that Gemma 3n and small models of Gemma 4 have beside attention and FFN, as data: a row that each token has for
+//! each layer, and a low-rank path beside attention.
 
-/// A row that the token has for the layer alone, which a gate of the stream opens: `norm(proj (gelu(inp_gate x) * row))`.
+/// The row that a token has for this layer alone. A gate, which is made of the residual stream, scales it: `norm(proj (gelu(inp_gate x) * row))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerRowSpec {
     /// Width of the row.
     pub width: usize,
-    /// Layers from this one to the model's end: those whose rows the token still carries.
+    /// Number of layers from this one on to the model's end, this one included: their rows still travel with the token.
     pub n_left: usize,
     /// Epsilon of the norm.
     pub eps: f32,

@@ -1,4 +1,4 @@
-//! Control messages of peers, counted before they are decoded. A message that passes the count is decoded or refused,
+//! Messages of peers (control, frames of the lane, copies), counted before they are decoded. A message that passes the count is decoded or refused,
 //! and a decoded message survives being encoded again.
 
 #![no_main]
@@ -17,7 +17,7 @@ fn check<M: Countable + Message + Default + PartialEq>(bytes: &[u8]) {
     if let Ok(message) = M::decode(bytes) {
         let again = message.encode_to_vec();
         assert!(count_fields::<M>(&again).is_ok(), "what was counted is counted again");
-        // Numbers that are no numbers are not equal to themselves: their bytes are.
+        // A NaN is not equal to itself: its bytes are.
         let copy = M::decode(again.as_slice()).expect("what was decoded is encoded well");
         assert_eq!(copy.encode_to_vec(), again);
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(120);
 const SERVING: &str = "brigade serve listening on ";
 const READY: &str = "brigade worker ready on ";
-/// Variables that the program reads: here it has only those that a test sets.
+/// Variables with options, which tests set: the program has none of them from outside.
 const VARIABLES: [&str; 5] =
     ["BRIGADE_CONFIG", "BRIGADE_DATA_DIR", "BRIGADE_MODEL", "BRIGADE_SPEED", "BRIGADE_TOKEN"];
 

@@ -58,6 +58,7 @@ fn workers_with_and_without_the_files_compute_the_same_bits_as_one_process() {
     let workers = [start("one"), start("two"), start("three")];
     let addresses = workers.each_ref().map(|worker| worker.ready.trim().to_owned());
     let far: Vec<&str> = addresses.iter().flat_map(|a| ["--worker", a.as_str()]).collect();
+    // The far line runs twice: the second time its workers have the tensors in their caches.
     for (i, line) in
         [vec!["--workers", "1"], vec!["--workers", "3"], far.clone(), far].iter().enumerate()
     {
@@ -69,7 +70,7 @@ fn workers_with_and_without_the_files_compute_the_same_bits_as_one_process() {
         ok(&args);
         assert!(same_bits(&rows_of(&out), &alone), "{line:?}");
     }
-    // Whole adapters count in the plan.
+    // The plan counts an adapter's matrices: as f32 or smaller, with a part of the file that is no tensor.
     let plan = |lora: &[&str]| {
         let args = ["plan", "-m", model, "--workers", "2", "--json"];
         let said = ok(&[&args[..], lora].concat());
@@ -84,7 +85,7 @@ fn workers_with_and_without_the_files_compute_the_same_bits_as_one_process() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Greedy text of a completion.
+/// Greedy text of a completion, and the tokens of its prompt that were reused.
 fn complete(server: &Server, prompt: &str, lora: &Value) -> (String, u64) {
     let mut body =
         json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});

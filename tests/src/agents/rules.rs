@@ -31,12 +31,13 @@ pub const RULES: [(&str, Rules); 3] = [
 pub struct Room {
     /// Pages for running and kept sequences together; `None`: as many as are asked for.
     pub pages: Option<u32>,
-    /// Places of kept states; `None`: the same.
+    /// Places of kept states; `None`: as many as are asked for.
     pub places: Option<u32>,
 }
 
-/// Where nothing is short.
+/// Pages where none are short.
 const ALL_PAGES: u32 = 1 << 17;
+/// Places where none are short.
 const ALL_PLACES: u32 = 1 << 14;
 
 /// The result of a simulated replay.
@@ -88,6 +89,7 @@ pub fn simulate(
     let Outcome { clients, prefixes: counts, .. } = sim.run(&workload(trace, rules.borders))?;
     let said = |(client, ask): (&Client, &Ask)| Said {
         owner: ask.owner,
+        // The last token that was drawn is never read, so no cache has it.
         tokens: client.tokens[..client.tokens.len() - 1].to_vec(),
         n_prompt: client.n_prompt,
     };

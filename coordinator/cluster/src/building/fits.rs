@@ -1,5 +1,5 @@
-//! Answers whether some members have memory enough for the model. The planner is asked once for each set of members, and
-//! its answers are remembered.
+//! Answers whether some members have memory enough for the model. The planner is asked once for each question: a
+//! set of members with what their nodes have, and a context. Its last answers are remembered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

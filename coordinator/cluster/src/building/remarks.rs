@@ -7,7 +7,8 @@ use brigade_line::model::Model;
 
 use crate::config::StageOptions;
 
-/// Says why blocks of drafts that are there are not loaded.
+/// Says why a model's own blocks that draft tokens are not loaded, where it has some. Blocks that are sound are left out for
+/// one reason alone: a worker that does not know them.
 pub fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) {
     if let Some(why) = model.spec.own_drafts_refused.as_ref().filter(|_| options.own_drafts) {
         tracing::warn!(
@@ -22,7 +23,7 @@ pub fn tell_own_drafts(model: &Model, are_loaded: bool, options: &StageOptions) 
     }
 }
 
-/// Says where workers compute on different kernel tables, and whether these give the same bits.
+/// Says which kernel tables the workers use, where they differ, and whether these give the same bits.
 pub fn tell_kernels(line: &LineInfo) {
     let of = |what: fn(&StageInfo) -> String| {
         line.stages.iter().map(what).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()

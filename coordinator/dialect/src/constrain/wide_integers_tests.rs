@@ -1,5 +1,5 @@
-//! Numbers that the grammar library cannot represent, at every place of a schema: an answer passes exactly if it
-//! matches.
+//! Bounds of integers beyond 2^53, which the grammar library would round to an f64, at every place of a schema: an answer
+//! passes exactly if it matches.
 
 use std::sync::Arc;
 
@@ -29,11 +29,12 @@ fn check(schema: &Value, good: &[&str], bad: &[&str]) {
     }
 }
 
-/// A schema of an i64, and of a u64.
+/// A schema of an i64.
 fn signed() -> Value {
     json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX, "format": "int64" })
 }
 
+/// A schema of a u64.
 fn unsigned() -> Value {
     json!({ "type": "integer", "minimum": 0, "maximum": u64::MAX, "title": "a number" })
 }

@@ -16,7 +16,8 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number from `low..=high`, evenly distributed.
+    /// A number from `low..=high`, as good as evenly distributed where that is a small part of all numbers. Not for all of them
+    /// at once.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.bits() % (high - low + 1)
     }

@@ -11,7 +11,8 @@
 //!   fixed cost better.
 //! - Prefill: `R` rows in chunks of `c` take `(R/c + S - 1) * t(c)`. This is shortest at `c = sqrt(R * fixed
 //!   / ((S - 1) * per_row))`.
-//! - Both: while sequences decode, a ubatch that also carries prompt rows takes at most `T` on any stage.
+//! - Both: while sequences decode, a ubatch that also carries prompt rows takes at most `T` on any stage, but where the fewest
+//!   prompt rows take longer.
 //!   With at most `K` ubatches in flight, the next token of a stream is at most `(K + S) * T` away. `T` follows from
 //!   the longest gap that is aimed for. Where the prompt's owner has had more than a stream's, it is as little as lets
 //!   the prompt advance ([`fair`](crate::waiting::fair) says why).
@@ -32,13 +33,14 @@ const MIN_PREFILL_CHUNK: u32 = 64;
 /// cut: each ubatch costs some of itself.
 const SHORT_BURST: std::ops::RangeInclusive<u64> = 2 * MIN_CHUNK as u64 + 1..=256;
 
-/// Limit of the prompt rows in flight before a newcomer's prompt: as many as a short prompt has. On a fast line the
+/// Aim for the prompt rows in flight before a newcomer's prompt: as many as a short prompt has, or the fewest that a ubatch may
+/// have where more than four are in flight. On a fast line the
 /// target gap between two tokens would allow many times as many. A flood of long prompts loses some speed by this
 /// limit. In simulation it loses 3 % where a ubatch costs as much as 12 rows, and 29 % where it costs as much as 100.
 /// With one key only there is no loss.
 const ROWS_BEFORE_NEWCOMER: u32 = 256;
 
-/// Prefill chunks are multiples of this (matrix kernels work on tiles of rows).
+/// Prefill chunks are multiples of this (matrix kernels work on tiles of rows), if the operator and the largest ubatch allow.
 const CHUNK_STEP: u32 = 16;
 
 /// A prefill chunk need not be larger than this many times `fixed / per_row`: the fixed cost is then
@@ -52,8 +54,8 @@ const MAX_IN_FLIGHT_PER_STAGE: usize = 4;
 /// the stream alone is slower than that: five tokens a second are about reading speed.
 const DEFAULT_DECODE_GAP_US: f64 = 200_000.0;
 
-/// Beside decode rows, prompt rows may always stretch a ubatch by this factor. Prompt rows of an owner that is ahead
-/// may do no more.
+/// Beside decode rows, prompt rows may stretch a ubatch by this factor, where the operator names no gap. Prompt rows of an
+/// owner that is ahead may do no more.
 const MIXED_STRETCH: f64 = 2.0;
 
 /// The inputs of every choice.
@@ -120,7 +122,7 @@ impl Sizing<'_> {
     }
 
     /// Prompt rows of a ubatch while nothing decodes and another owner's prompt may come. All prompt rows in flight
-    /// are few then, and take no longer than the target gap between two tokens.
+    /// are few then. They take about the target gap between two tokens: each ubatch is rounded up to whole steps.
     pub fn short_chunk(&self) -> u32 {
         let in_flight = self.spec.n_stages + 1;
         let longest = DEFAULT_DECODE_GAP_US / in_flight as f64;
@@ -145,8 +147,8 @@ impl Sizing<'_> {
         (in_flight + self.spec.n_stages) as f64
     }
 
-    /// Bound of the time between two tokens of a stream. Meanwhile, ubatches of `rows` rows, a prompt's among
-    /// them, are computed beside groups of the streams. The bound is `(K + S) * T`, and more only where even
+    /// Bound of the time between two tokens of a stream, while ubatches of `rows` rows, some of them a prompt's, are computed
+    /// beside groups of the streams. The bound is `(K + S) * T`, and more only where even
     /// the fewest prompt rows take longer than `T`. `None` before anything was measured.
     pub fn gap_bound(&self, rows: u32, beside: Beside) -> Option<Micros> {
         let longest = self.longest_mixed(beside).max(self.times.slowest(rows));
@@ -200,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_before_a_newcomer_takes_no_longer_than_a_gap() {
-        // One ubatch more than stages is in flight: their rows share the 200 ms, each cut to whole steps.
+    fn what_is_before_a_newcomer_takes_about_a_gap() {
+        // One ubatch more than stages is in flight: their rows share the 200 ms, each rounded up to whole steps.
         assert_eq!(short_chunk(1, 1_000), 112, "100 rows");
         assert_eq!(short_chunk(3, 1_000), 64, "50 rows");
         assert_eq!(short_chunk(3, 5_000), MIN_CHUNK, "10 rows");
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_fast_line_they_are_as_many_as_a_short_prompt_has() {
+    fn on_a_fast_line_rows_before_a_newcomer_are_as_many_as_a_short_prompt_has() {
         assert_eq!(short_chunk(1, 10), ROWS_BEFORE_NEWCOMER / 2);
         assert_eq!(short_chunk(3, 10), MIN_PREFILL_CHUNK);
     }

@@ -4,7 +4,8 @@ use super::near::near;
 use super::options::{self, MODEL, NAME, Opt, SECTIONS, SHARE, Section, VERSION_KEY};
 use crate::cli::hint;
 
-/// A suggestion for an unknown section.
+/// A suggestion for an unknown section. A key that stands before all sections counts as one: it may be an option that belongs
+/// into a section.
 pub fn unknown_section(name: &str) -> String {
     let in_them = options::sections().iter().filter(|section| section.option(name).is_some());
     let in_them: Vec<String> = in_them.map(|section| format!("[{}]", section.name)).collect();

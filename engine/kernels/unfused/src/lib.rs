@@ -1,4 +1,5 @@
-//! The numerics of GPUs in plain lanes. No step is fused: every product is rounded before it is added.
+//! Kernels of the host with the bits of GPUs, in plain lanes: for experts that the host computes beside a GPU. No step is fused:
+//! every product is rounded before it is added.
 
 use brigade_kernels::lanes::{Scalar, Unfused};
 use brigade_kernels::{Kernels, NUMERICS_UNFUSED};

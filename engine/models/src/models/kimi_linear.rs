@@ -1,5 +1,5 @@
 //! `kimi-linear`. A layer with KV heads has latent attention without rotation. Any other layer has Kimi delta
-//! attention. FFNs are dense in the leading layers. After them come experts behind a sigmoid router, beside a
+//! attention. FFNs are dense in the leading layers. After them come experts behind a router, beside a
 //! shared expert. (arXiv 2510.26692.)
 
 use brigade_gguf::GgufError;
@@ -61,7 +61,7 @@ fn moe(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     let experts = experts::read(hp, il, |_| 0)?;
     let n_shared = hp.need_u32("expert_shared_count")? as usize;
     let Some(router) = hp.expert_router()? else {
-        return Err(hp.bad("expert_gating_func", "must be present"));
+        return Err(hp.bad("expert_gating_func", "must be present and not 0"));
     };
     let shared = SharedExpertSpec::new(n_shared * experts.n_ff, Activation::SwiGlu);
     Ok(BlockKind::Moe(MoeSpec {

@@ -41,8 +41,8 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     };
     let layers = n_kv_head.iter().take(hp.n_layer()).enumerate();
     let layers = layers.map(|(il, &heads)| layer(il, heads)).collect::<Result<_, ModelError>>()?;
-    let heads = (0..hp.n_layer()).find(|&il| n_kv_head[il] > 0).map(|il| n_head[il]);
-    let rope = match heads {
+    let first_attention = (0..hp.n_layer()).find(|&il| n_kv_head[il] > 0);
+    let rope = match first_attention.map(|il| n_head[il]) {
         Some(n_head) => {
             let (head_dim, _) = hp.head_dims(n_head)?;
             Some(rope::read(hp, RopeLayout::Neox, head_dim, false)?)
@@ -56,7 +56,7 @@ pub(super) fn describe(hp: &Hparams<'_>) -> Result<ModelSpec, ModelError> {
     })
 }
 
-/// Experts behind the leading dense layers of `lfm2moe`.
+/// The FFN of a layer: dense in `lfm2` and in the leading layers of `lfm2moe`, and else experts.
 fn ffn(hp: &Hparams<'_>, il: usize) -> Result<BlockKind, ModelError> {
     let dense = hp.u32("leading_dense_block_count")?.unwrap_or(0) as usize;
     if hp.arch() == "lfm2" || il < dense {

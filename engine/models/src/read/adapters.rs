@@ -11,7 +11,8 @@ const TYPE: &str = "adapter.type";
 /// Metadata key of an adapter that is for the tokens behind certain ones only.
 const INVOCATION: &str = "adapter.alora.invocation_tokens";
 
-/// Parts of the names of tensors that are no projections as they are computed, or are made into others.
+/// Parts of the names of tensors that no adapter changes: they are no projections, or the loader computes other tensors from
+/// them.
 const NOT_ADAPTED: [&str; 22] = [
     "_norm",
     ".attn_k_b.",
@@ -25,7 +26,7 @@ const NOT_ADAPTED: [&str; 22] = [
     "altup_",
     // What joins blocks and head to several streams.
     ".hc_",
-    // Added to gates by the place among the positions that become one.
+    // Positions that become one entry have a vector each, by their place among them, which is added to gates.
     "_compressor_ape",
     "output_hc_",
     // What makes streams of embedded n-grams.
@@ -45,10 +46,10 @@ const NOT_ADAPTED: [&str; 22] = [
 /// Ending of the name of a projection to one value, which files have as a vector.
 const ONE_ROW: &str = ".ffn_gate_inp_shexp.weight";
 
-/// Checks the adapters of a model.
+/// Checks the adapters of a model, whose tensors the loader has put into the model's directory.
 ///
 /// # Errors
-/// Names the file, what is wrong with it, and what to do.
+/// There are too many; or names the file, and what is wrong with it.
 pub(crate) fn check(model: &Gguf) -> Result<(), ModelError> {
     let n = model.adapters().len();
     if n > MAX_ADAPTERS {

@@ -1,4 +1,5 @@
-//! The ways of operands: to far memory, as every device takes them to its own, and from there to copies, which its kernels read.
+//! Moves operands: from the host to far memory, as every device does with its own memory, and from far memory to copies that
+//! the host's kernels read.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ impl Place for InFar {
     }
 }
 
-/// Far copies of what the host lends to an op, each with the next behind it.
+/// Far copies of what the host lends to an op: a list, of which each copy has the next.
 #[derive(Default)]
 pub struct Lent(OnceCell<Box<(FarBuffer, Lent)>>);
 
@@ -72,7 +73,7 @@ impl<'a: 'b, 'b> Carry<'a, 'b, Anywhere, InFar> for ToFar<'b> {
     }
 }
 
-/// Copies that kernels compute with, each with the next behind it.
+/// Copies that kernels compute with: a list, of which each copy has the next.
 #[derive(Default)]
 pub struct Near(Option<Box<Copied>>);
 
@@ -83,7 +84,7 @@ struct Copied {
     next: Near,
 }
 
-/// Makes copies of operands in far memory, as the host knows them.
+/// Makes copies of operands in far memory, in the host's order of values.
 pub struct ToNear<'a, 'b> {
     next: Option<&'b mut Near>,
     /// For each copy where it belongs, if it is written.
@@ -119,11 +120,13 @@ impl<'a: 'b, 'b> Carry<'a, 'b, InFar, Host> for ToNear<'a, 'b> {
 
     fn write<T: Element>(&mut self, values: FarViewMut<'a>) -> &'b mut [T] {
         let copy = self.copy(Some(values.view())).0;
+        // In the place of the entry that the copy has got.
         self.written.pop();
         self.written.push(Some(values));
         bytemuck::cast_slice_mut(copy)
     }
 
+    // What was derived from the far operand is another device's: the copy has its own.
     fn derived(&mut self, _: &'a Derived) -> &'b Derived {
         self.copy(None).1
     }

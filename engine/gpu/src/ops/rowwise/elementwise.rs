@@ -136,7 +136,7 @@ impl Gpu {
         self.change(Function::Sigmoid, x, With::Nothing, []);
     }
 
-    /// `x = tanh(x)`.
+    /// `x = tanh(x)`, with the bits of the host's kernels.
     pub fn tanh(&self, x: SpanMut<'_>) {
         self.change(Function::Tanh, x, With::Nothing, []);
     }
@@ -178,7 +178,8 @@ impl Gpu {
         self.elementwise(function, from, y, None, x, constants);
     }
 
-    /// Writes `f(x[i], y[..], z[column])` to `out[i]`; `x` is the address of as many values as `out` has.
+    /// Writes `f(x[i], y[..], z[column])` to `out[i]`. The caller makes sure that `x` is the address of as many values as `out` has,
+    /// and that `y` and `z` have rows of one width where both are columns.
     pub(super) fn elementwise<const N: usize>(
         &self,
         function: Function,
@@ -197,8 +198,8 @@ impl Gpu {
         let (z, result) = (z.map_or(0, |z| z.address()), out.address());
         let push = Push { x, y, z, result, n: count(n), width: width as u32, constants: four };
         let groups = lines(n.div_ceil(256));
-        // SAFETY: the kernel reads the `n` values of `x`, and of `y` and `z` those of their places, which there are (checked); it
-        // writes the `n` values of `out`.
+        // SAFETY: the kernel reads `n` values of `x`, which its caller has checked, and of `y` and `z` those of their places, whose
+        // lengths are checked above and in `place`; it writes the `n` values of `out`.
         unsafe { self.dispatch(Order::After, &SHADER, &[function as u32, place], &push, groups) };
     }
 }

@@ -1,4 +1,4 @@
-//! Entries: written, chosen and attended to.
+//! Entries (rows of a cache that stand for several positions each): written, chosen and attended to, on the host and on a GPU.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ struct Case {
 }
 
 impl Case {
-    /// Writes all entries on both, in two goes, and holds the bytes of the pages against each other.
+    /// Writes all entries on the host and on the GPU, in two goes, and compares the bytes of the pages.
     fn new(gpu: &Gpu, layout: EntryLayout, lens: &[usize], random: &mut Random) -> Self {
         let n_pages: usize = lens.iter().map(|len| len.div_ceil(KV_PAGE)).sum();
         let mut free = (0..n_pages as u32).rev().map(PageId);
@@ -82,7 +82,7 @@ impl Case {
         parts
     }
 
-    /// Chooses entries on host and GPU. Returns the lists of the rows that see more.
+    /// Chooses entries on host and GPU. Returns the lists of the rows that see more entries than they may choose.
     fn choose(
         &self,
         gpu: &Gpu,
