@@ -1,5 +1,5 @@
 //! `--join`: tells a coordinator where this worker can be dialled. It does so again whenever no coordinator
-//! has been heard from for a while, or its lane has broken, so that one that was restarted finds the worker.
+//! has been heard from for a while, so that one that was restarted finds the worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::state::Worker;
 const BACKOFF_MS: std::ops::RangeInclusive<u64> = 250..=10_000;
 /// Wait after a join that was taken.
 const JOIN_EVERY: Duration = Duration::from_secs(2);
-/// Wait between looks at a held worker: one that has lost its coordinator soon asks for the next.
+/// Wait between looks at a held worker: one whose lease is over soon asks for the next coordinator.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How [`Failure::from_status`] begins for a call that a server does not have.
 const UNIMPLEMENTED: &str = "Operation is not implemented";
@@ -38,7 +38,7 @@ pub async fn keep_joining(
     let mut wait_ms = *BACKOFF_MS.start();
     let mut last_reason = String::new();
     loop {
-        if worker.is_in_use() {
+        if worker.is_held() {
             sleep(LOOK_EVERY).await;
             continue;
         }

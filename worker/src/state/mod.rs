@@ -151,9 +151,9 @@ impl Worker {
         self.inner().session.last_epoch(coordinator_id)
     }
 
-    /// True while a coordinator's lease is good, and its lane has not broken.
-    pub fn is_in_use(&self) -> bool {
-        self.inner().session.is_in_use(Instant::now())
+    /// True while a coordinator's lease is good.
+    pub fn is_held(&self) -> bool {
+        self.inner().session.is_held(Instant::now())
     }
 
     /// Takes the worker for an epoch and finds the order's bytes. A refusal gives it back.

@@ -99,12 +99,6 @@ impl Session {
         self.owner.as_ref().is_some_and(|owner| now.duration_since(owner.heard) < LEASE)
     }
 
-    /// True if a coordinator holds the worker, and nothing says that it may be gone: its lane has not broken.
-    pub fn is_in_use(&self, now: Instant) -> bool {
-        let is_broken = |failure: &Failure| failure.kind() == FailureKind::PeerLost;
-        self.is_held(now) && !self.failure.as_ref().is_some_and(is_broken)
-    }
-
     /// Takes the worker for `coordinator_id` in `epoch`.
     ///
     /// # Errors
@@ -341,21 +335,6 @@ mod tests {
         session.heartbeat(t0 + LEASE, "b", 1);
         session.heartbeat(t0 + LEASE, "a", 0);
         assert!(!session.is_held(t0 + LEASE));
-    }
-
-    #[test]
-    fn a_worker_whose_lane_broke_is_held_and_not_in_use() {
-        let (mut session, t0) = (Session::default(), Instant::now());
-        assert!(!session.is_in_use(t0), "nobody has it");
-        session.prepare(t0, "a", 1).unwrap();
-        assert!(session.is_in_use(t0));
-        session.fail("a", 1, Failure::new(FailureKind::PeerLost, 0, "the connection broke"));
-        assert!(session.is_held(t0) && !session.is_in_use(t0));
-        assert_eq!(kind(session.prepare(t0, "b", 2)), FailureKind::Busy, "others wait as before");
-        session.prepare(t0, "a", 2).unwrap();
-        assert!(session.is_in_use(t0));
-        session.fail("a", 2, Failure::new(FailureKind::Compute, 0, "no numbers"));
-        assert!(session.is_in_use(t0), "its coordinator is there");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use brigade_line::admin::{NodeState, NodeStatus};
 use brigade_plan::MAX_WORKERS;
 use brigade_proto::address::Address;
 use brigade_proto::capability::Requirements;
+use brigade_proto::limits::LEASE_MS;
 use brigade_worker::machine::ledger::Amount;
 use tokio::sync::{mpsc, watch};
 
@@ -32,9 +33,9 @@ const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
 /// How old a report may be that a stage made before it came back, though it arrived later.
 const REPORTS: Duration = Duration::from_secs(2);
 
-/// For so long after a server's start a line that goes on waits for workers that have its layers, and no line takes those of
-/// another: workers find a new coordinator within this time.
-pub(super) const HOLDERS_COME_WITHIN: Duration = Duration::from_secs(4);
+/// For so long after a server's start a line that goes on waits for workers that have its layers, and no line takes those that
+/// another one lacks: workers find a new coordinator within this time, when the lease of the one before is over.
+pub(super) const HOLDERS_COME_WITHIN: Duration = Duration::from_millis(LEASE_MS + 3_000);
 
 /// Number of a seat; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -414,7 +415,7 @@ impl State {
         let offers = self
             .workers
             .iter()
-            .filter(|(_, worker)| may(worker) && self.suits(worker, &line.demand, now));
+            .filter(|(_, worker)| may(worker) && self.suits(worker, id, seats, now));
         let offer = |(of, worker): (&WorkerId, &Worker)| worker.offer(*of, id, line, &nodes, now);
         let offers: Vec<Offer> = offers.filter_map(offer).collect();
         let Demand { model, options, .. } = &line.demand;
@@ -445,9 +446,9 @@ impl State {
         Nodes::new(seen.collect())
     }
 
-    /// Whether a worker may be lent for this as long as workers still come back to a new coordinator: one that has layers of
-    /// another line is that line's, and a line that goes on takes its own.
-    fn suits(&self, worker: &Worker, demand: &Demand, now: Instant) -> bool {
+    /// Whether a worker may be lent to a line as long as workers still come back to a new coordinator, if these `seats` were
+    /// given up: one that has layers which another line lacks is that line's, and a line that goes on takes its own.
+    fn suits(&self, worker: &Worker, id: SeatId, seats: &[SeatId], now: Instant) -> bool {
         if now.saturating_duration_since(self.began) >= HOLDERS_COME_WITHIN {
             return true;
         }
@@ -456,11 +457,16 @@ impl State {
             return false;
         };
         let held = beat.reply().held_layers.as_ref();
-        let is_of = |other: &Demand| {
-            held.is_some_and(|held| held.model[..] == other.model.header_hash.as_bytes()[..])
+        let is_of = |line: &Line| {
+            let wanted = line.demand.model.header_hash;
+            held.is_some_and(|held| held.model[..] == wanted.as_bytes()[..])
         };
-        let is_of_another = self.lines.values().any(|line| is_of(&line.demand));
-        is_of(demand) || !demand.goes_on && !is_of_another
+        let lacks = |(seat, line): (&SeatId, &Line)| {
+            *seat != id && !seats.contains(seat) && line.want.is_some() && is_of(line)
+        };
+        let own = self.lines.get(&id);
+        let goes_on = own.is_some_and(|line| line.demand.goes_on);
+        own.is_some_and(is_of) || !goes_on && !self.lines.iter().any(lacks)
     }
 
     pub fn spares(&self) -> Vec<NodeStatus> {
