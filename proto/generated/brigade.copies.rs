@@ -295,6 +295,10 @@ pub struct PrefixSave {
     pub realm: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "5")]
     pub owner: ::prost::bytes::Bytes,
+    /// The last ubatch that may have changed the slot: the state is not written once a later one has. Absent: no ubatch
+    /// changes it before the answer. Only where the worker's capabilities name FEATURE_CHANGED_SLOTS.
+    #[prost(uint64, optional, tag = "6")]
+    pub unchanged_since: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefixOwners {

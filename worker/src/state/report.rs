@@ -44,7 +44,7 @@ fn fresh<T: Copy>(
 }
 
 /// Capabilities of this release beyond its wire version.
-const FEATURES: [Feature; 12] = [
+const FEATURES: [Feature; 13] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Companion,
@@ -57,6 +57,7 @@ const FEATURES: [Feature; 12] = [
     Feature::Gather,
     Feature::OwnDrafts,
     Feature::StageAddresses,
+    Feature::ChangedSlots,
 ];
 
 impl Worker {

@@ -138,6 +138,13 @@ impl StageStates {
         n == self.stages.len()
     }
 
+    /// Whether every worker of the line notices that a slot was changed while its state is written.
+    pub(crate) fn all_notice_changes(&self) -> bool {
+        let notices =
+            |stage: &PlacedStage| facts::knows(stage.conn.capabilities(), Feature::ChangedSlots);
+        self.stages.iter().all(notices)
+    }
+
     async fn ask(&self, stage: &PlacedStage, ask: Ask) -> Result<PrefixesReply, String> {
         let Identity { epoch, coordinator_id } = self.identity.clone();
         let within = if matches!(ask, Ask::Save(_)) { SAVE_WITHIN } else { ANSWER_WITHIN };
@@ -219,11 +226,17 @@ impl StageStates {
         Ok(choose(&stages, &found, names.tokens().len() as u32))
     }
 
-    /// Writes the state of the kept sequence in `slot`; bytes that were written.
+    /// Writes the state of the kept sequence in `slot`, as long as nothing has changed it since that ubatch; bytes that
+    /// were written.
     ///
     /// # Errors
     /// Why a stage's part is not written.
-    pub(crate) async fn save_names(&self, slot: SlotId, names: &Names) -> Result<u64, String> {
+    pub(crate) async fn save_names(
+        &self,
+        slot: SlotId,
+        unchanged_since: Option<u64>,
+        names: &Names,
+    ) -> Result<u64, String> {
         let lines = self.lines().await?;
         let len = names.tokens().len() as u32;
         let save = |stage: &PlacedStage| {
@@ -234,6 +247,7 @@ impl StageStates {
                 at: Some(PrefixAt { keys: Some(keys), tail: joined(&[names.tail(len)]) }),
                 realm: joined(&[names.realm()]),
                 owner: joined(&[names.owner]),
+                unchanged_since,
             })
         };
         let replies = self.ask_all(save).await?;

@@ -142,8 +142,17 @@ impl StateAccess for StageStates {
         Box::pin(self.find_names(names))
     }
 
-    fn save_prefix<'a>(&'a self, slot: SlotId, names: &'a Names) -> Asked<'a, u64> {
-        Box::pin(self.save_names(slot, names))
+    fn notices_changes(&self) -> bool {
+        self.all_notice_changes()
+    }
+
+    fn save_prefix<'a>(
+        &'a self,
+        slot: SlotId,
+        unchanged_since: Option<u64>,
+        names: &'a Names,
+    ) -> Asked<'a, u64> {
+        Box::pin(self.save_names(slot, unchanged_since, names))
     }
 
     fn load_prefix<'a>(
