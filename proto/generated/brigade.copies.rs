@@ -255,7 +255,7 @@ pub mod prefixes_request {
         /// Drops the records of a prompt, because its numbers were invalid.
         #[prost(message, tag = "6")]
         Forget(super::PrefixKeys),
-        /// Drops the records of a realm whose owners are not named here.
+        /// Drops the records of a realm whose owners are not named here. Also on a worker without layers, in any epoch.
         #[prost(message, tag = "7")]
         Owners(super::PrefixOwners),
     }
