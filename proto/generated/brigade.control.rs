@@ -752,6 +752,8 @@ pub enum Feature {
     OwnDrafts = 12,
     /// Addresses of other workers may have the number of a stage (HOST:PORT/2), which a connection then names.
     StageAddresses = 13,
+    /// PrefixSave.unchanged_since.
+    ChangedSlots = 14,
 }
 impl Feature {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -774,6 +776,7 @@ impl Feature {
             Self::Prefixes => "FEATURE_PREFIXES",
             Self::OwnDrafts => "FEATURE_OWN_DRAFTS",
             Self::StageAddresses => "FEATURE_STAGE_ADDRESSES",
+            Self::ChangedSlots => "FEATURE_CHANGED_SLOTS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -793,6 +796,7 @@ impl Feature {
             "FEATURE_PREFIXES" => Some(Self::Prefixes),
             "FEATURE_OWN_DRAFTS" => Some(Self::OwnDrafts),
             "FEATURE_STAGE_ADDRESSES" => Some(Self::StageAddresses),
+            "FEATURE_CHANGED_SLOTS" => Some(Self::ChangedSlots),
             _ => None,
         }
     }

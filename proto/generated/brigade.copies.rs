@@ -255,7 +255,7 @@ pub mod prefixes_request {
         /// Drops the records of a prompt, because its numbers were invalid.
         #[prost(message, tag = "6")]
         Forget(super::PrefixKeys),
-        /// Drops the records of a realm whose owners are not named here.
+        /// Drops the records of a realm whose owners are not named here. Also on a worker without layers, in any epoch.
         #[prost(message, tag = "7")]
         Owners(super::PrefixOwners),
     }
@@ -295,6 +295,10 @@ pub struct PrefixSave {
     pub realm: ::prost::bytes::Bytes,
     #[prost(bytes = "bytes", tag = "5")]
     pub owner: ::prost::bytes::Bytes,
+    /// The last ubatch that may have changed the slot: the state is not written once a later one has. Absent: no ubatch
+    /// changes it before the answer. Only where the worker's capabilities name FEATURE_CHANGED_SLOTS.
+    #[prost(uint64, optional, tag = "6")]
+    pub unchanged_since: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrefixOwners {

@@ -20,6 +20,7 @@
 //! | `open N` | a kept sequence of tokens 1 to N is opened, to be filled from elsewhere |
 //! | `ready KEPT`, `drop KEPT` | that kept sequence is filled; it will not be |
 //! | `find ID`, `pin ID` | prints the kept sequence of request ID, which has ended; holds on to it |
+//! | `write ID`, `written KEPT` | the kept sequence of request ID is written to records from now on; it is not any more |
 //! | `linger ID` | the kept sequence of request ID is likely to be continued soon |
 //! | `clear` | nothing is kept any more |
 //! | `cancel ID` | the client of request ID has gone |
@@ -98,6 +99,10 @@ impl Script {
                 let kept = self.scheduler.kept_of(RequestId(number(id))).unwrap();
                 return format!("pinned: {}\n", self.scheduler.pin_kept(kept.id));
             }
+            Some(("write", id)) => {
+                let kept = self.scheduler.kept_of(RequestId(number(id))).unwrap();
+                return format!("is written: {}\n", self.scheduler.begin_writing(kept.id));
+            }
             _ => {
                 let event = self.event(line);
                 self.scheduler.step(self.now, event)
@@ -163,6 +168,7 @@ impl Script {
                 borders: [].into(),
             }),
             "ready" => Event::KeptReady(KeptId(number(words[0]))),
+            "written" => Event::KeptWritten(KeptId(number(words[0]))),
             "drop" => Event::DropKept(KeptId(number(words[0]))),
             "clear" => Event::ClearKept,
             "linger" => Event::Linger(RequestId(number(words[0]))),

@@ -31,7 +31,7 @@ use crate::building::build::{BuildError, Built};
 use crate::building::fits::Fits;
 use crate::building::place;
 use crate::config::{ClusterConfig, Patience};
-use crate::members::conn::WorkerError;
+use crate::members::conn::{Conn, WorkerError};
 use crate::members::departed::Departed;
 use crate::members::dial::Connected;
 use crate::members::heartbeats::Heartbeats;
@@ -121,6 +121,8 @@ pub(super) struct Supervisor {
     needs: Requirements,
     members: BTreeMap<MemberId, Member>,
     next_id: MemberId,
+    /// All workers that are connected, for lines that are up.
+    present: watch_channel::Sender<Arc<[Conn]>>,
     departed: Departed,
     line: Line,
     epoch: u64,
@@ -174,6 +176,7 @@ impl Supervisor {
             needs: place::requirements(&ends.model, &config.stage),
             next_id: members.len(),
             members,
+            present: watch_channel::channel(Arc::default()).0,
             departed: Departed::default(),
             line: Line::Down { again_at: now },
             epoch: ends.own_name.epoch(),
@@ -320,7 +323,7 @@ impl Supervisor {
             memory_needed_bytes: self.fits.bytes_over(there.max(expected)),
             ..roll::roll(&self.members, stages)
         };
-        self.ends.roll.send_if_modified(|roll| {
+        let is_new = self.ends.roll.send_if_modified(|roll| {
             let is_new = *roll != called;
             if is_new {
                 metrics::workers(called.line.len(), called.spare.len(), called.missing.len());
@@ -328,6 +331,9 @@ impl Supervisor {
             }
             is_new
         });
+        if is_new {
+            self.present.send_replace(self.all_conns().into());
+        }
     }
 
     /// Reports what is lacking and which workers are there: to `/health`, and to the log when it is news.

@@ -73,7 +73,7 @@ impl std::fmt::Display for Dropped {
         let Self { states, left, records } = self;
         write!(f, "{states} kept states are dropped")?;
         if *records {
-            write!(f, ", with their records on the line's workers")?;
+            write!(f, ", with their records on all workers that are connected")?;
         }
         if *left > 0 {
             write!(f, "; {left} are being read and stay: ask again")?;

@@ -259,6 +259,8 @@ pub enum Event {
     /// The kept sequence of [`super::Scheduler::pin_kept`] was read, or the state of the one of
     /// [`super::Scheduler::open_kept`] was put in: it may be used and evicted again.
     KeptReady(KeptId),
+    /// The kept sequence of [`super::Scheduler::begin_writing`] was written, or could not be.
+    KeptWritten(KeptId),
     /// The state of the kept sequence of [`super::Scheduler::open_kept`] did not come.
     DropKept(KeptId),
     /// Time passed; send a few times a second. Finds ubatches that are overdue, and requests that have

@@ -139,6 +139,7 @@ impl Scheduler {
             Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
             Event::Forget(owner) => self.with_line(|line| line.forget(owner)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
+            Event::KeptWritten(id) => self.with_line(|line| line.kept.written(id)),
             Event::DropKept(id) => self.with_line(|line| line.evict(id)),
             Event::Tick => self.tick(now, &mut out),
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use brigade_tests::process::{Running, get, get_with, post_with, run};
+use brigade_tests::up_share::free_address;
 use serde_json::{Value, json};
 
 use crate::kept::records::{Place, prompt, settle};
@@ -19,6 +20,16 @@ fn say(data: &Path, args: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(said).unwrap().trim().to_owned())
 }
 
+/// New keys of ann and of bob.
+fn keys_in(place: &Place) -> [String; 2] {
+    let data = place.dir.join("data");
+    ["ann", "bob"].map(|name| {
+        let (is_made, key) = say(&data, &["key", "create", name]);
+        assert!(is_made, "{key}");
+        key.lines().next().unwrap().to_owned()
+    })
+}
+
 struct Scene {
     place: Place,
     server: Running,
@@ -29,12 +40,7 @@ struct Scene {
 impl Scene {
     fn new(name: &str, arch: &str) -> Self {
         let place = Place::new(name, arch);
-        let data = place.dir.join("data");
-        let keys = ["ann", "bob"].map(|name| {
-            let (is_made, key) = say(&data, &["key", "create", name]);
-            assert!(is_made, "{key}");
-            key.lines().next().unwrap().to_owned()
-        });
+        let keys = keys_in(&place);
         let args = ["--workers", "2", "--cuts", "1", "--keep", "8", "--prefix-disk", "64M"];
         let server = place.serve("data", &args);
         Self { place, server, keys }
@@ -83,11 +89,15 @@ impl Scene {
 
 /// The number of record files.
 fn records(place: &Place) -> usize {
-    let is_record = |path: &PathBuf| {
+    records_among(&place.files())
+}
+
+fn records_among(files: &[PathBuf]) -> usize {
+    let is_record = |path: &&PathBuf| {
         let name = path.file_name().unwrap();
         name != "lock" && name != "form"
     };
-    place.files().iter().filter(|path| is_record(path)).count()
+    files.iter().filter(is_record).count()
 }
 
 fn names(owners: &[Value]) -> Vec<&str> {
@@ -183,7 +193,9 @@ fn dropped_while_requests_run(arch: &str) {
     let left = records(&scene.place);
     println!("{arch}: {told}; {n_files} files before, {left} now");
     assert!(
-        told.contains("kept states are dropped, with their records on the line's workers"),
+        told.contains(
+            "kept states are dropped, with their records on all workers that are connected"
+        ),
         "{told}"
     );
     let gone = value(&scene.server, "brigade_states_gone_total{", "cause=\"dropped\"");
@@ -219,8 +231,66 @@ fn kept_prompts_of_granitehybrid_are_seen_and_dropped() {
     dropped_while_requests_run("granitehybrid");
 }
 
+/// A worker that joins, and keeps its records in a folder of that name.
+fn joins(place: &Place, name: &str, control: &str) -> Running {
+    let cache = place.dir.join(name);
+    let args = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--join", control];
+    let more = ["--prefix-disk", "64M", "--cache-dir", cache.to_str().unwrap()];
+    Running::start(&[&args[..], &more].concat(), brigade_worker::run::READY_PREFIX)
+}
+
+/// The number of record files of that worker.
+fn records_of(place: &Place, name: &str) -> usize {
+    let of = |dir: &Path| {
+        let all = std::fs::read_dir(dir).into_iter().flatten();
+        all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let folders = of(&place.dir.join(name).join("prefixes"));
+    records_among(&folders.iter().flat_map(|dir| of(dir)).collect::<Vec<_>>())
+}
+
+fn a_spare_worker_drops_its_records_too() {
+    let place = Place::new("spare", "llama");
+    let keys = keys_in(&place);
+    let control = free_address();
+    let args = ["--control", &control, "--keep", "8"];
+    // The first worker has records of both; then it is away.
+    let first = joins(&place, "first", &control);
+    let scene = Scene { server: place.serve("data", &args), place, keys };
+    scene.ask(0, &prompt(1), 8);
+    scene.ask(1, &prompt(2), 8);
+    settle(&scene.server);
+    let Scene { place, server, keys } = scene;
+    let n_files = records_of(&place, "first");
+    assert!(n_files > 1, "{n_files}");
+    drop((server, first));
+    // The next line has another worker: the first one comes back as a spare.
+    let _second = joins(&place, "second", &control);
+    let scene = Scene { server: place.serve("data", &args), place, keys };
+    let _first = joins(&scene.place, "first", &control);
+    let spare = || {
+        let status = say(&scene.place.dir.join("data"), &["cluster", "status", "--json"]).1;
+        let status: Value = serde_json::from_str(&status).unwrap();
+        status["status"]["spare"].as_array().is_some_and(|spare| spare.len() == 1)
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !spare() {
+        assert!(Instant::now() < deadline, "no worker is a spare");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(records_of(&scene.place, "first"), n_files, "they outlived the process");
+    let (is_done, told) = scene.cluster(&["--drop", "ann"]);
+    assert!(is_done, "{told}");
+    let left = records_of(&scene.place, "first");
+    println!("{told}; {n_files} files of the spare worker before, {left} now");
+    assert!(left > 0 && left < n_files, "bob's stay: {left} of {n_files}");
+    assert!(scene.cluster(&["--drop", "all"]).0);
+    assert_eq!(records_of(&scene.place, "first"), 0);
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         kept_prompts_of_llama_are_seen_and_dropped,
-        kept_prompts_of_granitehybrid_are_seen_and_dropped;
+        kept_prompts_of_granitehybrid_are_seen_and_dropped,
+        a_spare_worker_drops_its_records_too;
 ];

@@ -7,6 +7,7 @@ use brigade_proto::failure::Failure;
 use brigade_proto::pipeline as pb;
 use tokio::sync::oneshot;
 
+use super::changes::Unchanged;
 use super::output::LaneRun;
 use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
@@ -69,6 +70,8 @@ pub enum Job {
     Copy {
         /// `None`: report only the properties that the stage's states depend on.
         of: Option<(u32, u32, u32, usize)>,
+        /// `None`: nothing changes the slot before the last copy.
+        unchanged: Option<Unchanged>,
         /// Gets the copied part.
         answer: Answer<Copied>,
     },

@@ -6,6 +6,7 @@
 //! take its memory and its CPUs twice. The executor knows nothing of models: [`StageRunner`] says what a
 //! stage is.
 
+pub mod changes;
 pub mod jobs;
 pub(super) mod lane_work;
 pub mod metrics;
@@ -240,8 +241,8 @@ fn run_stage(
             Job::FindHeld { names, answer } => {
                 let _ = answer.send(Ok(work.find_held(&names)));
             }
-            Job::Copy { of, answer } => {
-                let _ = answer.send(work.copy(of));
+            Job::Copy { of, unchanged, answer } => {
+                let _ = answer.send(work.copy(of, unchanged));
             }
             Job::PutBack { put, answer } => work.put_back(&put, answer).ok()?,
             Job::Reset { keep, done } => {

@@ -40,6 +40,8 @@ pub enum LaneOut {
 pub struct LaneRun {
     /// Number of this worker's stage, for failures and timings.
     pub stage: u32,
+    /// The epoch of its line.
+    pub epoch: u64,
     /// The destination of results.
     pub out: LaneOut,
     /// Type of outgoing boundaries.

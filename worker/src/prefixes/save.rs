@@ -20,6 +20,7 @@ use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
 use crate::copies::parts::bad;
 use crate::copies::rate::Rate;
 use crate::copies::stage_copy::Copied;
+use crate::executor::changes::Unchanged;
 use crate::executor::gone;
 use crate::executor::jobs::Job;
 
@@ -36,6 +37,8 @@ pub struct Saving {
     pub slot: u32,
     /// Length of the sequence in tokens.
     pub len: u32,
+    /// Until when it is there; `None`: the coordinator leaves it there.
+    pub unchanged: Option<Unchanged>,
 }
 
 /// Whether a layer has blocks with pages, and blocks without.
@@ -56,9 +59,11 @@ impl Saving {
     /// Saves the missing records of a sequence of the stage that takes `jobs`. Returns the bytes that were written.
     ///
     /// # Errors
-    /// The stage refuses, the keys do not belong to this state, or the disk is full. Written records stay.
+    /// The stage refuses, the keys do not belong to this state, the state is gone, or the disk is full. Written
+    /// records stay: each is right by itself.
     pub async fn run(&self, jobs: &mpsc::Sender<Job>) -> Result<u64, Failure> {
-        let copy = |first, room| copied(jobs, Some((self.slot, self.len, first, room)));
+        let copy =
+            |first, room| copied(jobs, Some((self.slot, self.len, first, room)), self.unchanged);
         let full = self.len / KV_PAGE as u32;
         let (Some(tail), true) = (self.at.tail, self.at.keys.chain.len() == full as usize + 1)
         else {
@@ -180,13 +185,14 @@ impl Saving {
 /// and the limit of bytes. `None`: only the properties that states depend on.
 ///
 /// # Errors
-/// There is no such sequence, or the lane is over.
+/// There is no such sequence, it is not `unchanged`, or the lane is over.
 pub async fn copied(
     jobs: &mpsc::Sender<Job>,
     of: Option<(u32, u32, u32, usize)>,
+    unchanged: Option<Unchanged>,
 ) -> Result<Copied, Failure> {
     let (answer, copied) = oneshot::channel();
-    jobs.send(Job::Copy { of, answer }).await.map_err(|_| gone())?;
+    jobs.send(Job::Copy { of, unchanged, answer }).await.map_err(|_| gone())?;
     copied.await.map_err(|_| gone())?
 }
 
@@ -199,4 +205,90 @@ fn shapes(about: &Copied) -> BTreeMap<u32, Shape> {
         shape.unpaged |= !block.paged;
     }
     shapes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use brigade_engine::batch::{SeqOp, SlotId, UBatch};
+
+    use super::super::store::Sizes;
+    use super::super::wire::Keys;
+    use super::*;
+    use crate::executor::changes::Changes;
+
+    const EPOCH: u64 = 2;
+    const SLOT: u32 = 3;
+    /// Two full pages, and a token.
+    const LEN: u32 = 2 * KV_PAGE as u32 + 1;
+
+    /// One layer with pages, of which each copy has one.
+    fn piece(first_page: u32, room: usize) -> Copied {
+        let is_about = room == 0;
+        let n_pages = u32::from(first_page < 2 && !is_about);
+        let complete = first_page + n_pages == 2 && !is_about;
+        let pages = vec![first_page as u8; 256 * n_pages as usize];
+        let rest = vec![9; usize::from(complete)];
+        let blocks = vec![BlockCopy { layer: 0, block: 0, paged: true, pages, rest }];
+        let copy = StageCopy { first_page, n_pages, complete, blocks, ..StageCopy::default() };
+        Copied { copy, kind: [7; 32], layers: 0..1, prints: vec![blake3::hash(b"0")] }
+    }
+
+    /// A stage, whose slot gets another sequence in ubatch 5 after so many copies.
+    async fn stage(mut jobs: mpsc::Receiver<Job>, copies_before: usize) {
+        let mut changes = Changes::of_lane(EPOCH);
+        let mut n_copies = 0;
+        while let Some(job) = jobs.recv().await {
+            let Job::Copy { of: Some((slot, _, first, room)), unchanged, answer } = job else {
+                panic!("only copies are asked for");
+            };
+            if n_copies == copies_before {
+                let slot = SlotId(SLOT);
+                let open =
+                    SeqOp::Open { slot, blocks: vec![], sampler: None, request: "next".into() };
+                let ops = vec![SeqOp::Close { slot }, open];
+                changes.follow(&UBatch { id: 5, ops, ..UBatch::default() });
+            }
+            n_copies += 1;
+            let checked = unchanged.map_or(Ok(()), |unchanged| changes.check(slot, unchanged));
+            let _ = answer.send(checked.map(|()| piece(first, room)));
+        }
+    }
+
+    /// The outcome of a save, and how many pages and whether the rest are in the store.
+    async fn saved(copies_before: usize) -> (Result<u64, Failure>, usize, bool) {
+        let sizes = Sizes { ram: 1 << 20, disk: 0 };
+        let store = Arc::new(Store::open(Path::new("nowhere"), sizes).unwrap());
+        let keys =
+            Keys { chain: vec![[0; 16], [1; 16], [2; 16]], layers: 0..1, lines: vec![[4; 16]] };
+        let saving = Saving {
+            store: store.clone(),
+            at: At { keys, tail: Some([5; 16]) },
+            whose: Whose { realm: [1; 16], owner: [2; 16] },
+            slot: SLOT,
+            len: LEN,
+            unchanged: Some(Unchanged { epoch: EPOCH, ubatch: 4 }),
+        };
+        let (jobs, queue) = mpsc::channel(1);
+        let stage = tokio::spawn(stage(queue, copies_before));
+        let result = saving.run(&jobs).await;
+        drop(jobs);
+        stage.await.unwrap();
+        let has = |page: u8, tail| store.has(&Id { chain: [page; 16], line: [4; 16], tail });
+        let pages = [1, 2].into_iter().filter(|page| has(*page, None)).count();
+        (result, pages, has(2, Some([5; 16])))
+    }
+
+    #[tokio::test]
+    async fn a_save_ends_where_its_slot_has_another_sequence() {
+        for copies_before in [0, 1, 2] {
+            let (result, pages, rest) = saved(copies_before).await;
+            assert_eq!(result.unwrap_err().kind(), FailureKind::StaleEpoch);
+            // Nothing of the next sequence is in the records; the first page of this one is right.
+            assert_eq!((pages, rest), (copies_before.saturating_sub(1), false));
+        }
+        let (result, pages, rest) = saved(3).await;
+        assert!(result.is_ok() && pages == 2 && rest, "{result:?}, {pages} pages");
+    }
 }

@@ -208,6 +208,7 @@ async fn run_lane(
     };
     let run = LaneRun {
         stage: grant.stage(),
+        epoch: grant.epoch,
         out: downstream.out(),
         dtype: boundary_type(grant),
         output_width: grant.output_width,

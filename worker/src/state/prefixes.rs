@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use super::{Worker, blocking, check_speaker};
 use crate::copies::parts::bad;
 use crate::copies::store::Pieces;
+use crate::executor::changes::Unchanged;
 use crate::executor::gone;
 use crate::prefixes::load;
 use crate::prefixes::record::{Whose, key};
@@ -72,7 +73,7 @@ impl Worker {
         match ask.ok_or_else(|| bad("prefixes.ask is missing"))? {
             Ask::Facts(_) => {
                 let door = self.door(&coordinator_id, epoch, 0)?;
-                let facts = copied(&door.jobs, None).await?;
+                let facts = copied(&door.jobs, None, None).await?;
                 let prints = facts.prints.iter().flat_map(|print| *print.as_bytes());
                 let prints = prints.collect::<Vec<u8>>().into();
                 let kind = facts.kind.to_vec().into();
@@ -98,7 +99,8 @@ impl Worker {
                 .await
             }
             Ask::Owners(named) => {
-                self.check(&coordinator_id, epoch)?;
+                // A worker beside the line keeps records, too. Nobody else knows the name of the coordinator's realm.
+                self.check_may_take(&coordinator_id)?;
                 let (realm, named) = owners(&named)?;
                 let named: HashSet<_> = named.into_iter().collect();
                 let gone = blocking(move || Ok(store.keep_owners(realm, &named))).await?;
@@ -117,7 +119,8 @@ impl Worker {
         epoch: u64,
         save: &PrefixSave,
     ) -> Result<u64, Failure> {
-        let PrefixSave { slot, len, .. } = *save;
+        let PrefixSave { slot, len, unchanged_since, .. } = *save;
+        let unchanged = unchanged_since.map(|ubatch| Unchanged { epoch, ubatch });
         let at = save.at.as_ref().ok_or_else(|| bad("save.at is missing"))?;
         let whose = key(&save.realm).zip(key(&save.owner));
         let (realm, owner) =
@@ -127,7 +130,7 @@ impl Worker {
         let _alone = records.saving.lock().await;
         // Waiting may have taken a while.
         let door = self.door(coordinator_id, epoch, slot)?;
-        let saving = Saving { store: records.store.clone(), at, whose, slot, len };
+        let saving = Saving { store: records.store.clone(), at, whose, slot, len, unchanged };
         saving.run(&door.jobs).await
     }
 

@@ -44,7 +44,7 @@ fn fresh<T: Copy>(
 }
 
 /// Capabilities of this release beyond its wire version.
-const FEATURES: [Feature; 12] = [
+const FEATURES: [Feature; 13] = [
     Feature::LoadAhead,
     Feature::Adapters,
     Feature::Companion,
@@ -57,6 +57,7 @@ const FEATURES: [Feature; 12] = [
     Feature::Gather,
     Feature::OwnDrafts,
     Feature::StageAddresses,
+    Feature::ChangedSlots,
 ];
 
 impl Worker {
@@ -76,6 +77,17 @@ impl Worker {
     /// Draining, Busy, or BadMessage for an invalid name.
     pub fn check_free_for(&self, coordinator_id: &str) -> Result<(), Failure> {
         self.inner().session.check_free_for(Instant::now(), coordinator_id)
+    }
+
+    /// Checks that a coordinator holds the worker, in whatever epoch, or may take it now.
+    ///
+    /// # Errors
+    /// As [`Self::check_free_for`].
+    pub fn check_may_take(&self, coordinator_id: &str) -> Result<(), Failure> {
+        if self.is_owner(coordinator_id) {
+            return Ok(());
+        }
+        self.check_free_for(coordinator_id)
     }
 
     /// Checks that a call is of the coordinator and the epoch that hold the worker.

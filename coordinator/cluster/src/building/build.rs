@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::building::lane;
@@ -34,6 +34,8 @@ pub struct Order {
     pub before: Vec<(MemberId, Conn)>,
     /// All workers that are there, which may have weights.
     pub holders: Vec<Conn>,
+    /// All workers that are there at any time, while the line is up too.
+    pub present: watch::Receiver<Arc<[Conn]>>,
     /// Receives reports of progress.
     pub events: mpsc::Sender<LineEvent>,
 }
@@ -65,7 +67,7 @@ pub enum BuildError {
 /// # Errors
 /// [`BuildError`]; stages that have loaded stay so, for the next attempt.
 pub async fn build(order: Order) -> Result<Built, BuildError> {
-    let Order { conns, model, options, identity, before, holders, events } = order;
+    let Order { conns, model, options, identity, before, holders, present, events } = order;
     let Identity { epoch, coordinator_id } = identity.clone();
     let progress = Progress::new(events);
     let placed = place::place(&model, conns, &options, identity, &progress, &holders).await;
@@ -77,7 +79,7 @@ pub async fn build(order: Order) -> Result<Built, BuildError> {
     let (loaded, beside) = tokio::join!(loading, retire(&placement, before));
     let read_bytes = loaded.map_err(|failed| BuildError::Workers(vec![failed]))?;
     let info = Arc::new(placement.info());
-    let (ends, states) = (placement.ends(), placement.state_access(beside));
+    let (ends, states) = (placement.ends(), placement.state_access(beside, present));
     let opened =
         lane::open(&ends, epoch, &coordinator_id, placement.line, info, Arc::new(states)).await;
     let line = opened.map_err(BuildError::Open)?;

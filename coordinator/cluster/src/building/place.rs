@@ -26,6 +26,7 @@ use brigade_worker::host::host_id;
 use brigade_worker::weights::hashes::{HashError, file_hints};
 use bytes::Bytes;
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -130,10 +131,22 @@ impl Placement {
         Err(PlaceError::Workers(plain.into_iter().map(refused).collect()))
     }
 
-    /// The workers that have the states of the stage's sequences; `beside`: those of them that are not on the line.
-    pub fn state_access(&self, beside: Vec<Conn>) -> StageStates {
-        let (identity, stages) = (self.identity.clone(), self.stages.clone());
-        StageStates::new(identity, stages, beside, self.checkpoint, self.cuts_lose_bits)
+    /// The workers that have the states of the stage's sequences; `beside`: those of them that are not on the line;
+    /// `present`: all that are there.
+    pub fn state_access(
+        &self,
+        beside: Vec<Conn>,
+        present: watch::Receiver<Arc<[Conn]>>,
+    ) -> StageStates {
+        StageStates {
+            identity: self.identity.clone(),
+            stages: self.stages.clone(),
+            beside,
+            present,
+            checkpoint: self.checkpoint,
+            cuts_lose_bits: self.cuts_lose_bits,
+            lines: Arc::default(),
+        }
     }
 
     /// The keys of all its workers, as they are told; empty where they speak plain.

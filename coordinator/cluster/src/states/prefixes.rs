@@ -24,7 +24,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::members::conn::WorkerError;
+use crate::members::conn::{Conn, WorkerError};
 use crate::members::facts;
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::states::choose::{Has, covered};
@@ -138,11 +138,17 @@ impl StageStates {
         n == self.stages.len()
     }
 
-    async fn ask(&self, stage: &PlacedStage, ask: Ask) -> Result<PrefixesReply, String> {
+    /// Whether every worker of the line notices that a slot was changed while its state is written.
+    pub(crate) fn all_notice_changes(&self) -> bool {
+        let notices =
+            |stage: &PlacedStage| facts::knows(stage.conn.capabilities(), Feature::ChangedSlots);
+        self.stages.iter().all(notices)
+    }
+
+    async fn ask(&self, conn: &Conn, ask: Ask) -> Result<PrefixesReply, String> {
         let Identity { epoch, coordinator_id } = self.identity.clone();
         let within = if matches!(ask, Ask::Save(_)) { SAVE_WITHIN } else { ANSWER_WITHIN };
         let request = PrefixesRequest { epoch, coordinator_id, ask: Some(ask) };
-        let conn = &stage.conn;
         let call = async {
             let reply = conn.copies().prefixes(request).await;
             reply.map(|reply| reply.into_inner()).map_err(|status| conn.error(&status))
@@ -162,7 +168,7 @@ impl StageStates {
         let mut asked = JoinSet::new();
         for (i, stage) in self.stages.iter().enumerate() {
             let (ask, states, stage) = (of(stage), self.clone(), stage.clone());
-            asked.spawn(async move { (i, states.ask(&stage, ask).await) });
+            asked.spawn(async move { (i, states.ask(&stage.conn, ask).await) });
         }
         let mut replies: Vec<PrefixesReply> = vec![PrefixesReply::default(); self.stages.len()];
         let mut failed = None;
@@ -219,11 +225,17 @@ impl StageStates {
         Ok(choose(&stages, &found, names.tokens().len() as u32))
     }
 
-    /// Writes the state of the kept sequence in `slot`; bytes that were written.
+    /// Writes the state of the kept sequence in `slot`, as long as nothing has changed it since that ubatch; bytes that
+    /// were written.
     ///
     /// # Errors
     /// Why a stage's part is not written.
-    pub(crate) async fn save_names(&self, slot: SlotId, names: &Names) -> Result<u64, String> {
+    pub(crate) async fn save_names(
+        &self,
+        slot: SlotId,
+        unchanged_since: Option<u64>,
+        names: &Names,
+    ) -> Result<u64, String> {
         let lines = self.lines().await?;
         let len = names.tokens().len() as u32;
         let save = |stage: &PlacedStage| {
@@ -234,6 +246,7 @@ impl StageStates {
                 at: Some(PrefixAt { keys: Some(keys), tail: joined(&[names.tail(len)]) }),
                 realm: joined(&[names.realm()]),
                 owner: joined(&[names.owner]),
+                unchanged_since,
             })
         };
         let replies = self.ask_all(save).await?;
@@ -301,16 +314,35 @@ impl StageStates {
         self.ask_all(|_| Ask::Forget(keys.clone())).await.map(drop)
     }
 
-    /// Drops the records of a realm whose owner is not among `owners`.
+    /// Drops the records of a realm whose owner is not among `owners`, on all workers that are connected.
     ///
     /// # Errors
     /// A worker did not do it.
     pub(crate) async fn keep_names_of(&self, realm: Key, owners: Vec<Key>) -> Result<(), String> {
         let (realm, owners) = (joined(&[realm]), joined(&owners));
-        let ask = |_: &PlacedStage| {
-            Ask::Owners(PrefixOwners { realm: realm.clone(), owners: owners.clone() })
-        };
-        self.ask_all(ask).await.map(drop)
+        let ask = Ask::Owners(PrefixOwners { realm, owners });
+        let (of_line, of_others) =
+            tokio::join!(self.ask_all(|_| ask.clone()), self.ask_others(&ask));
+        of_line.map(drop).and(of_others)
+    }
+
+    /// Asks all workers that are connected, keep records and have no layers of this line.
+    async fn ask_others(&self, ask: &Ask) -> Result<(), String> {
+        let is_on_line =
+            |conn: &Conn| self.stages.iter().any(|stage| stage.conn.address() == conn.address());
+        let keeps = |conn: &Conn| facts::knows(conn.capabilities(), Feature::Prefixes);
+        let present = self.present.borrow().clone();
+        let mut asked = JoinSet::new();
+        for conn in present.iter().filter(|conn| keeps(conn) && !is_on_line(conn)) {
+            let (states, conn, ask) = (self.clone(), conn.clone(), ask.clone());
+            asked.spawn(async move { states.ask(&conn, ask).await.map(drop) });
+        }
+        let mut result = Ok(());
+        while let Some(reply) = asked.join_next().await {
+            let ended = |error| Err(format!("a task ended without a result: {error}"));
+            result = result.and(reply.unwrap_or_else(ended));
+        }
+        result
     }
 }
 

@@ -13,7 +13,7 @@ use brigade_proto::control::{
 };
 use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinSet;
 
 use crate::members::conn::{Conn, WorkerError};
@@ -26,6 +26,8 @@ pub struct StageStates {
     pub(crate) stages: Vec<PlacedStage>,
     /// Workers beside the line that have states of layers that they had before.
     pub(crate) beside: Vec<Conn>,
+    /// All workers that are connected now, those of the line among them.
+    pub(crate) present: watch::Receiver<Arc<[Conn]>>,
     /// Where copies of states go.
     pub(crate) checkpoint: Checkpoint,
     /// Whether values lose bits between workers.
@@ -35,17 +37,6 @@ pub struct StageStates {
 }
 
 impl StageStates {
-    pub(crate) fn new(
-        identity: Identity,
-        stages: Vec<PlacedStage>,
-        beside: Vec<Conn>,
-        checkpoint: Checkpoint,
-        cuts_lose_bits: bool,
-    ) -> Self {
-        let lines = Arc::default();
-        Self { identity, stages, beside, checkpoint, cuts_lose_bits, lines }
-    }
-
     async fn read_all(&self, slot: SlotId) -> Result<Vec<u8>, String> {
         let mut reads = JoinSet::new();
         for stage in self.stages.iter().cloned() {
@@ -142,8 +133,17 @@ impl StateAccess for StageStates {
         Box::pin(self.find_names(names))
     }
 
-    fn save_prefix<'a>(&'a self, slot: SlotId, names: &'a Names) -> Asked<'a, u64> {
-        Box::pin(self.save_names(slot, names))
+    fn notices_changes(&self) -> bool {
+        self.all_notice_changes()
+    }
+
+    fn save_prefix<'a>(
+        &'a self,
+        slot: SlotId,
+        unchanged_since: Option<u64>,
+        names: &'a Names,
+    ) -> Asked<'a, u64> {
+        Box::pin(self.save_names(slot, unchanged_since, names))
     }
 
     fn load_prefix<'a>(

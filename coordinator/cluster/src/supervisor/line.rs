@@ -69,6 +69,7 @@ impl Supervisor {
             },
             before: self.before(),
             holders: self.all_conns(),
+            present: self.present.subscribe(),
             events: self.ends.events.clone(),
         };
         self.said.clear();

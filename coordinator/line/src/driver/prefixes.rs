@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::Driver;
 use super::cached::Drop;
-use super::records::{Load, Loaded, names};
+use super::records::{Load, Loaded, Save, Saved, names};
 use super::states::{Due, Transfer};
 use crate::keys::KeyRing;
 use crate::measured::metrics;
@@ -323,12 +323,20 @@ impl Driver {
     }
 
     /// A state is written, or is not; the scheduler knows.
-    pub(super) fn prefix_saved(&mut self, id: KeptId, result: Result<u64, String>) {
+    pub(super) fn prefix_saved(&mut self, id: KeptId, saved: Saved) {
         self.prefixes.is_busy = false;
-        match result {
+        match saved.result {
             Ok(nbytes) => {
                 self.prefixes.recorded.insert(id);
                 metrics::prefix_saved(nbytes);
+            }
+            Err(why) if !self.sched.keeps_all(id, saved.len) => {
+                // What is left of it may be written.
+                self.prefixes.known.remove(&id);
+                tracing::debug!(
+                    why,
+                    "a request needed the pages of a state that was being written"
+                );
             }
             Err(why) if !self.prefixes.has_failed => {
                 self.prefixes.has_failed = true;
@@ -345,7 +353,7 @@ impl Driver {
     /// Drops the records that are to be dropped, or else writes the next state.
     pub(super) fn keep_prefixes(&mut self) {
         self.take_spoilt();
-        // A state that is being written or read stays where it is.
+        // A record that is being written would come after the drop, and a state that is loaded as well.
         let is_at_rest = !self.prefixes.is_busy && !self.prefixes.is_loading;
         if is_at_rest && let Some(next) = self.prefixes.drops.pop_front() {
             return self.drop_next(next);
@@ -377,14 +385,24 @@ impl Driver {
         let sched = &self.sched;
         self.prefixes.known.retain(|id| sched.is_kept(*id));
         self.prefixes.recorded.retain(|id| sched.is_kept(*id));
-        if !self.sched.pin_kept(of.kept.id) {
+        let Some(line) = &self.line else { return };
+        let notices = line.states.notices_changes();
+        let unchanged_since = self.states.newest().filter(|_| notices);
+        let id = of.kept.id;
+        let is_held = match unchanged_since {
+            Some(_) => self.sched.begin_writing(id),
+            // It must not go, since the stages would write what is in its place.
+            None => self.sched.pin_kept(id),
+        };
+        if !is_held {
             return;
         }
         self.prefixes.is_busy = true;
-        self.prefixes.known.insert(of.kept.id);
+        self.prefixes.known.insert(id);
         let newest = self.in_flight.keys().max().copied();
         let (due, kept) = (newest.map_or(Due::Now, Due::After), of.kept.clone());
-        self.states.push(due, kept, Transfer::SavePrefix(salt, Box::new(of)));
+        let save = Save { salt, of, unchanged_since };
+        self.states.push(due, kept, Transfer::SavePrefix(Box::new(save)));
         self.start_transfers();
     }
 

@@ -30,16 +30,34 @@ pub(super) struct Loaded {
     pub result: Result<u64, String>,
 }
 
-/// Writes a kept state; bytes that were written.
-pub(super) async fn save(
-    access: &Arc<dyn StateAccess>,
-    salt: Salt,
-    of: KeptOf,
-) -> Result<u64, String> {
-    let KeptOf { kept, space, owner } = of;
-    let slot = kept.slot;
-    let names = names(salt, space, owner, kept.tokens).await?;
-    access.save_prefix(slot, &names).await
+/// A state that is to be written.
+#[derive(Debug)]
+pub(super) struct Save {
+    pub salt: Salt,
+    pub of: KeptOf,
+    /// The last ubatch that may have changed it, where it may go while it is written; `None`: it is pinned.
+    pub unchanged_since: Option<u64>,
+}
+
+/// The result of writing a state.
+#[derive(Debug)]
+pub(super) struct Saved {
+    /// Its length in tokens.
+    pub len: u32,
+    pub was_pinned: bool,
+    /// Bytes that were written.
+    pub result: Result<u64, String>,
+}
+
+/// Writes a kept state.
+pub(super) async fn save(access: &Arc<dyn StateAccess>, save: Save) -> Saved {
+    let Save { salt, of: KeptOf { kept, space, owner }, unchanged_since } = save;
+    let (slot, len) = (kept.slot, kept.tokens.len() as u32);
+    let write = async {
+        let names = names(salt, space, owner, kept.tokens).await?;
+        access.save_prefix(slot, unchanged_since, &names).await
+    };
+    Saved { len, was_pinned: unchanged_since.is_none(), result: write.await }
 }
 
 /// Loads the records that were found.

@@ -7,13 +7,12 @@ use brigade_proto::task;
 use std::sync::Arc;
 
 use brigade_engine::batch::{SeqOp, SlotId, UBatch};
-use brigade_sched::{Event, KeptId, KeptInfo, KeptOf};
+use brigade_sched::{Event, KeptId, KeptInfo};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Driver;
-use super::records::{self, Load, Loaded};
+use super::records::{self, Load, Loaded, Save, Saved};
 use crate::handle::StateError;
-use crate::stages::prefix_names::Salt;
 use crate::stages::states::StateAccess;
 
 /// Transfers that may end before the driver has heard of the first.
@@ -27,7 +26,7 @@ pub(super) enum Transfer {
     /// Writes a client's snapshot to the stages.
     Load(Vec<u8>, oneshot::Sender<Result<(), StateError>>),
     /// Writes the state to the workers' records.
-    SavePrefix(Salt, Box<KeptOf>),
+    SavePrefix(Box<Save>),
     /// Loads the state from the workers' records.
     LoadPrefix(Box<Load>),
 }
@@ -66,18 +65,20 @@ pub(super) struct Done {
 pub(super) enum Outcome {
     Saved(Result<Vec<u8>, StateError>, oneshot::Sender<Result<Vec<u8>, StateError>>),
     Loaded(Result<(), StateError>, oneshot::Sender<Result<(), StateError>>),
-    PrefixSaved(Result<u64, String>),
+    PrefixSaved(Saved),
     PrefixLoaded(Loaded),
 }
 
 impl Outcome {
-    /// Whether the sequence has a state.
-    pub(super) fn is_there(&self) -> bool {
-        match self {
+    /// What became of the sequence, for the scheduler.
+    fn event(&self, id: KeptId) -> Event {
+        let is_there = match self {
             Self::Loaded(result, _) => result.is_ok(),
             Self::PrefixLoaded(loaded) => loaded.result.is_ok(),
+            Self::PrefixSaved(Saved { was_pinned: false, .. }) => return Event::KeptWritten(id),
             Self::Saved(..) | Self::PrefixSaved(_) => true,
-        }
+        };
+        if is_there { Event::KeptReady(id) } else { Event::DropKept(id) }
     }
 }
 
@@ -85,6 +86,8 @@ impl Outcome {
 #[derive(Debug)]
 pub(super) struct States {
     waiting: Vec<Waiting>,
+    /// The last ubatch that went out.
+    newest: Option<u64>,
     done: mpsc::Sender<Done>,
 }
 
@@ -92,15 +95,21 @@ impl States {
     /// Without transfers. The receiver gets those that end.
     pub(super) fn new() -> (Self, mpsc::Receiver<Done>) {
         let (done, receiver) = mpsc::channel(DONE_QUEUE);
-        (Self { waiting: Vec::new(), done }, receiver)
+        (Self { waiting: Vec::new(), newest: None, done }, receiver)
     }
 
     pub(super) fn push(&mut self, due: Due, kept: KeptInfo, transfer: Transfer) {
         self.waiting.push(Waiting { due, kept, transfer });
     }
 
+    /// The last ubatch that went out on this line; `None`: there was none.
+    pub(super) fn newest(&self) -> Option<u64> {
+        self.newest
+    }
+
     /// A ubatch goes out: it may open the slot that a transfer waits for.
     pub(super) fn sent(&mut self, ubatch: &UBatch) {
+        self.newest = Some(ubatch.id);
         let opens = |slot: SlotId| {
             let is = |op: &SeqOp| matches!(op, SeqOp::Open { slot: opened, .. } if *opened == slot);
             ubatch.ops.iter().any(is)
@@ -132,6 +141,7 @@ impl States {
     /// The line is gone, and the sequences with it: who waits is told by the end of his channel.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
+        self.newest = None;
     }
 }
 
@@ -152,13 +162,13 @@ impl Driver {
         }
         let is_up = self.line.as_ref().is_some_and(|line| line.epoch == epoch);
         if is_up {
-            self.step(if outcome.is_there() { Event::KeptReady(id) } else { Event::DropKept(id) });
+            self.step(outcome.event(id));
         }
         // The client may have gone.
         match outcome {
             Outcome::Saved(result, reply) => drop(reply.send(result)),
             Outcome::Loaded(result, reply) => drop(reply.send(result)),
-            Outcome::PrefixSaved(result) if is_up => self.prefix_saved(id, result),
+            Outcome::PrefixSaved(saved) if is_up => self.prefix_saved(id, saved),
             Outcome::PrefixLoaded(loaded) if is_up => self.prefix_loaded(id, loaded),
             Outcome::PrefixSaved(_) | Outcome::PrefixLoaded(_) => {}
         }
@@ -172,9 +182,7 @@ async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer
         Transfer::Load(snapshot, reply) => {
             Outcome::Loaded(access.write(slot, snapshot).await.map_err(failed), reply)
         }
-        Transfer::SavePrefix(salt, of) => {
-            Outcome::PrefixSaved(records::save(access, salt, *of).await)
-        }
+        Transfer::SavePrefix(save) => Outcome::PrefixSaved(records::save(access, *save).await),
         Transfer::LoadPrefix(load) => {
             Outcome::PrefixLoaded(records::load(access, slot, *load).await)
         }

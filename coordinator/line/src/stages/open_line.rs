@@ -162,7 +162,11 @@ mod silence {
             nobody()
         }
 
-        fn save_prefix<'a>(&'a self, _: SlotId, _: &'a Names) -> Asked<'a, u64> {
+        fn notices_changes(&self) -> bool {
+            true
+        }
+
+        fn save_prefix<'a>(&'a self, _: SlotId, _: Option<u64>, _: &'a Names) -> Asked<'a, u64> {
             nobody()
         }
 

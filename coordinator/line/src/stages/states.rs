@@ -106,12 +106,21 @@ pub trait StateAccess: Debug + Send + Sync {
     /// A worker did not answer.
     fn find_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, Option<PrefixChoice>>;
 
+    /// Whether every stage notices that a slot was changed while its state is written.
+    fn notices_changes(&self) -> bool;
+
     /// Writes the state of the kept sequence in `slot`, which is at rest and has exactly these tokens; returns the bytes
-    /// that were written.
+    /// that were written. If stages notice changes, `unchanged_since` is the last ubatch that may have changed the slot:
+    /// a stage that sees a later one change it ends, and has not written the state. `None`: nothing may change it.
     ///
     /// # Errors
-    /// Why a stage's part is not written.
-    fn save_prefix<'a>(&'a self, slot: SlotId, names: &'a Names) -> Asked<'a, u64>;
+    /// Why a stage's part is not written: the slot was changed, for example.
+    fn save_prefix<'a>(
+        &'a self,
+        slot: SlotId,
+        unchanged_since: Option<u64>,
+        names: &'a Names,
+    ) -> Asked<'a, u64>;
 
     /// Gives the sequence in `slot`, at rest and with pages of its own, a state that was found.
     ///

@@ -19,6 +19,7 @@ use brigade_proto::pipeline::{self as pb, StageTiming};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
+use super::changes::Changes;
 use super::jobs::{Job, Work};
 use super::output::LaneRun;
 use super::requests::Requests;
@@ -52,6 +53,7 @@ pub struct LaneWork<'a> {
     progress: &'a Progress,
     lane: Option<LaneRun>,
     requests: Requests,
+    changes: Changes,
     taker: Taker,
     /// Begun and not finished, the first one first.
     in_work: VecDeque<InWork>,
@@ -80,7 +82,7 @@ impl<'a> LaneWork<'a> {
         progress: &'a Progress,
     ) -> Self {
         let taker = Taker::new(runner.copy_facts());
-        let (requests, in_work) = Default::default();
+        let (requests, changes, in_work) = Default::default();
         let idle_since = Instant::now();
         Self {
             runner,
@@ -88,6 +90,7 @@ impl<'a> LaneWork<'a> {
             progress,
             lane: None,
             requests,
+            changes,
             taker,
             in_work,
             idle_since,
@@ -113,8 +116,10 @@ impl<'a> LaneWork<'a> {
     /// The following work belongs to this lane.
     pub fn begin_lane(&mut self, lane: LaneRun) {
         self.taker.begin(lane.copies.clone());
+        let lane_epoch = lane.epoch;
         self.lane = Some(lane);
         self.requests = Requests::default();
+        self.changes = Changes::of_lane(lane_epoch);
         self.last_send_us = 0;
     }
 
@@ -137,6 +142,7 @@ impl<'a> LaneWork<'a> {
         };
         let Work { ubatch, frame, input, wire_bytes, received, checked } = work;
         self.requests.follow(&frame.ops);
+        self.changes.follow(&ubatch);
         self.progress.waits.store(true, Ordering::Relaxed);
         // The time until it is there is the others', as a queue's is.
         let turn = self.runner.take_turn();

@@ -10,6 +10,7 @@ use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
 use crate::copies::stage_copy::Copied;
 use crate::copies::taker::PutBack;
+use crate::executor::changes::Unchanged;
 use crate::executor::jobs::{Answer, HeldFound};
 use crate::executor::output::LaneRun;
 use crate::executor::requests::Requests;
@@ -44,9 +45,16 @@ impl LaneWork<'_> {
     /// A part of a sequence's state, and the facts that it depends on.
     ///
     /// # Errors
-    /// As [`LaneWork::snapshot`].
-    pub fn copy(&self, of: Option<(u32, u32, u32, usize)>) -> Result<Copied, Failure> {
+    /// As [`LaneWork::snapshot`]; StaleEpoch where the slot must be `unchanged` and is not.
+    pub fn copy(
+        &self,
+        of: Option<(u32, u32, u32, usize)>,
+        unchanged: Option<Unchanged>,
+    ) -> Result<Copied, Failure> {
         let slot = of.map_or(0, |(slot, ..)| slot);
+        if let Some(unchanged) = unchanged {
+            self.changes.check(slot, unchanged)?;
+        }
         let copy = || self.taker.copied(self.runner, of);
         transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
     }

@@ -93,11 +93,12 @@ impl KeptPool {
     /// The next to go when places are needed, one of them for this owner: of the owner that has the most.
     pub fn next_for_slot(&self, newcomer: Option<u64>, prefixes: Prefixes) -> Option<KeptId> {
         let value = |kept: &Kept| self.value(kept, prefixes);
-        self.next_to_go(None, newcomer, |_| 1, value)
+        self.next_to_go(|kept| !kept.stays(), newcomer, |_| 1, value)
     }
 
     /// The same when pages are needed: of the owner that has the most pages. Not `except`. Where states give up single
-    /// pages, the one whose last use is longest ago; else the one whose `own` pages are worth least each.
+    /// pages, the one whose last use is longest ago; else the one whose `own` pages are worth least each. States that are
+    /// being written go last.
     pub fn next_for_pages(
         &self,
         except: Option<KeptId>,
@@ -114,12 +115,15 @@ impl KeptPool {
                 pages => self.value(kept, prefixes) / pages as f64,
             },
         };
-        self.next_to_go(except, None, |kept| kept.blocks.len(), value)
+        let size = |kept: &Kept| kept.blocks.len();
+        let may_go = |kept: &Kept| !kept.pinned && Some(kept.id) != except;
+        let first = self.next_to_go(|kept| may_go(kept) && !kept.written, None, size, value);
+        first.or_else(|| self.next_to_go(may_go, None, size, value))
     }
 
     fn next_to_go(
         &self,
-        except: Option<KeptId>,
+        may_go: impl Fn(&Kept) -> bool,
         newcomer: Option<u64>,
         size: impl Fn(&Kept) -> usize,
         value: impl Fn(&Kept) -> f64,
@@ -128,7 +132,7 @@ impl KeptPool {
         for kept in self.iter() {
             *held.entry(kept.owner).or_default() += size(kept);
         }
-        let may_go = || self.iter().filter(|kept| !kept.pinned && Some(kept.id) != except);
+        let may_go = || self.iter().filter(|kept| may_go(kept));
         let most = may_go().filter_map(|kept| held.get(&kept.owner)).max().copied()?;
         let of_most = may_go().filter(|kept| held.get(&kept.owner) == Some(&most));
         let lingers = |kept: &Kept| kept.lingers > self.now;

@@ -56,6 +56,8 @@ pub(crate) struct Kept {
     pub filled: bool,
     /// Whether the state is being read or filled on the stages, so that it must not be evicted.
     pub pinned: bool,
+    /// Whether the stages write it to records. It goes only where a running sequence needs its pages.
+    pub written: bool,
     /// Whether the state's numbers may be invalid: it is dropped when it is not pinned any more.
     pub spoilt: bool,
     /// A request that waits would begin with it: it goes last.
@@ -75,6 +77,13 @@ pub(crate) struct Kept {
     pub used_at: Micros,
     /// Requests that began with it.
     pub hits: u64,
+}
+
+impl Kept {
+    /// Whether it does not go for the sake of another kept state.
+    pub fn stays(&self) -> bool {
+        self.pinned || self.written
+    }
 }
 
 /// Facts about a state that is to be kept.
@@ -215,6 +224,7 @@ impl KeptPool {
             place,
             filled,
             pinned,
+            written: false,
             spoilt: false,
             wanted,
             lingers: 0,
@@ -228,6 +238,13 @@ impl KeptPool {
         };
         self.all.insert(id, kept);
         id
+    }
+
+    /// The stages do not write it any more.
+    pub fn written(&mut self, id: KeptId) {
+        if let Some(kept) = self.all.get_mut(&id) {
+            kept.written = false;
+        }
     }
 
     pub fn remove(&mut self, id: KeptId) -> Option<Kept> {
@@ -447,7 +464,7 @@ impl KeptPool {
 
     fn may_go(&self, holder: Holder) -> Option<KeptId> {
         match holder {
-            Holder::Kept(id) => self.all.get(&id).filter(|kept| !kept.pinned).map(|kept| kept.id),
+            Holder::Kept(id) => self.all.get(&id).filter(|kept| !kept.stays()).map(|kept| kept.id),
             Holder::Live(..) => None,
         }
     }

@@ -433,7 +433,7 @@ impl Line {
         let before_last = sequence.n_prompt.saturating_sub(1) as usize;
         let prompt = sequence.as_prompt(&sequence.tokens[..before_last]);
         let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
-        let has_place = self.kept.iter().filter(|kept| kept.pinned).count() < self.n_kept_places();
+        let has_place = self.kept.iter().filter(|kept| kept.stays()).count() < self.n_kept_places();
         generated && sequence.opened && sequence.sure_sent() > 0 && has_place && !prompt_is_kept
     }
 

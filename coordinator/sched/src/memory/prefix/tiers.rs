@@ -39,8 +39,8 @@ pub fn space_of(request: &Request) -> Vec<u8> {
 
 impl Line {
     /// The state that has waited longest to be written, but for those that are `known`. `None` while the stages have
-    /// not heard of all changes, since a slot may hold another state there. Its pages cannot be freed while it is
-    /// written. So at least `awaited` other pages must be unused by running sequences.
+    /// not heard of all changes, since a slot may hold another state there. A state whose pages are needed before it is
+    /// written is written in vain. So at least `awaited` other pages must be unused by running sequences.
     fn unsaved(&self, known: &BTreeSet<KeptId>, awaited: u32) -> Option<KeptOf> {
         if self.faulted || self.is_parting() || !self.ops.is_empty() || !self.settling.is_empty() {
             return None;
@@ -48,7 +48,7 @@ impl Line {
         let unused = self.blocks.total() - self.blocks.n_running();
         let leaves_room =
             |kept: &Kept| unused >= self.blocks.n_kept_of(&kept.blocks).saturating_add(awaited);
-        let is_new = |kept: &&Kept| kept.filled && !kept.pinned && !known.contains(&kept.id);
+        let is_new = |kept: &&Kept| kept.filled && !kept.stays() && !known.contains(&kept.id);
         let kept = self.kept.iter().find(|kept| is_new(kept) && leaves_room(kept))?;
         let space = self.kept.space_of(kept)?.bytes();
         Some(KeptOf { kept: self.kept.info(kept), space, owner: kept.owner })
@@ -71,12 +71,28 @@ impl Line {
 impl Scheduler {
     /// The kept state that has waited longest to be written, but for those that are `known`.
     ///
-    /// Its pages cannot be freed while it is written. So a state is left out whose pages the next request in the
-    /// queue needs, or the next tokens of running sequences.
+    /// A state is left out whose pages the next request in the queue needs, or the next tokens of running sequences.
     pub fn unsaved(&self, known: &BTreeSet<KeptId>) -> Option<KeptOf> {
         let next_tokens = self.live.all().map(|sequence| sequence.n_slots()).sum::<u32>();
         let awaited = self.pages_of_next().saturating_add(next_tokens);
         self.line.as_ref()?.unsaved(known, awaited)
+    }
+
+    /// Notes that the stages write a kept state, until [`Event::KeptWritten`](crate::Event::KeptWritten). It is not
+    /// evicted for other kept states. A request that needs its pages gets them at once: then the stages hear of it, and
+    /// do not write the state. False if it does not exist, or something else is done with it.
+    pub fn begin_writing(&mut self, id: KeptId) -> bool {
+        let kept = self.line.as_mut().and_then(|line| line.kept.get_mut(id));
+        let Some(kept) = kept.filter(|kept| !kept.stays()) else { return false };
+        kept.written = true;
+        true
+    }
+
+    /// Whether a state is kept on this line with all of so many tokens.
+    pub fn keeps_all(&self, id: KeptId, tokens: u32) -> bool {
+        let line = self.line.as_ref();
+        let kept = line.and_then(|line| Some((line, line.kept.get(id)?)));
+        kept.is_some_and(|(line, kept)| line.kept.tree.tokens(kept.node).len() as u32 >= tokens)
     }
 
     /// Kept states that are not `known`.
