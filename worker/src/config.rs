@@ -225,10 +225,7 @@ impl Config {
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
             // Of the node, and not typed: without it the stage measures.
             measured: env(MEASURED_VARIABLE).and_then(|text| serde_json::from_str(&text).ok()),
-            cache_dir: match raw.cache_dir {
-                Some(dir) => dir,
-                None => default_cache_dir(env)?,
-            },
+            cache_dir: raw.cache_dir.map_or_else(|| default_cache_dir(env), Ok)?,
             cache_limit_bytes: bytes("--cache-limit", &raw.cache_limit)?
                 .unwrap_or(DEFAULT_CACHE_LIMIT_BYTES),
             prefixes: raw.prefixes,

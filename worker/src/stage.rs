@@ -67,6 +67,12 @@ pub struct EngineBackend {
     turns: Option<Arc<Turns>>,
 }
 
+/// Where a stage of a node waits for its turn.
+fn turns_of(share: Share) -> Option<Arc<Turns>> {
+    let turns = Turns::open(share.inherited?.turns, share.number);
+    turns.inspect_err(|error| tracing::error!(%error, "the stages of this machine cannot take turns: they compute at the same time")).ok()
+}
+
 impl EngineBackend {
     /// Chooses the device and the threads, and measures them unless the settings say their speeds. Blocks for
     /// some tens of milliseconds.
@@ -74,13 +80,7 @@ impl EngineBackend {
     /// # Errors
     /// The device or the op table in the settings does not run here, or the system refuses threads.
     pub fn new(config: &Config) -> Result<Self, KernelError> {
-        let open =
-            |share: Share| share.inherited.map(|files| Turns::open(files.turns, share.number));
-        let turns = config.share.and_then(open).transpose();
-        let turns = turns.unwrap_or_else(|error| {
-            tracing::error!(%error, "the stages of this machine cannot take turns: they compute at the same time");
-            None
-        });
+        let turns = config.share.and_then(turns_of);
         let devices = Devices::new(DeviceOptions {
             pipeline_cache: Some(config.cache_dir.join(KERNELS_DIR)),
             matrix_units: config.matrix_units,

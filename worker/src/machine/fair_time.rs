@@ -8,9 +8,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use brigade_proto::address::MAX_STAGES_AT_ADDRESS;
 use rustix::time::{ClockId, clock_gettime};
-
-use super::share::MAX_STAGES;
 
 /// A stage that has computed still counts for so long: its next ubatch is on its way.
 const COMES_AGAIN_WITHIN: Duration = Duration::from_millis(5);
@@ -23,7 +22,7 @@ const ROW: usize = 3;
 const WORD: usize = 8;
 
 /// Bytes of the file.
-pub const BYTES: u64 = (MAX_STAGES * ROW * WORD) as u64;
+pub const BYTES: u64 = (MAX_STAGES_AT_ADDRESS as usize * ROW * WORD) as u64;
 
 /// A stage's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -258,14 +257,14 @@ mod tests {
         rustix::fs::ftruncate(&file, BYTES).unwrap();
         let file = File::from(file);
         let of = |number| FairTime::new(file.try_clone().unwrap(), number);
-        let (one, last) = (of(1), of(MAX_STAGES));
+        let (one, last) = (of(1), of(MAX_STAGES_AT_ADDRESS.into()));
         one.comes().unwrap();
         assert!(one.may_go().unwrap(), "it is alone");
         one.goes(ms(30)).unwrap();
         last.comes().unwrap();
         one.comes().unwrap();
         assert!(!one.may_go().unwrap() && last.may_go().unwrap());
-        FairTime::forget(&file, MAX_STAGES).unwrap();
+        FairTime::forget(&file, MAX_STAGES_AT_ADDRESS.into()).unwrap();
         assert!(one.may_go().unwrap(), "nobody waits for a stage that is gone");
     }
 }

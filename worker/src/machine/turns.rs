@@ -16,7 +16,6 @@ use rustix::fs::{FlockOperation, MemfdFlags, fcntl_lock, ftruncate, memfd_create
 use rustix::io::retry_on_intr;
 
 use super::fair_time::{self, FairTime};
-use super::share::Share;
 
 /// How often a stage that lets others go first looks whether it is its turn.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
@@ -44,10 +43,10 @@ impl Locks {
     }
 
     /// A stage's process has ended: the others no longer wait for it.
-    pub fn forget(&self, share: Share) {
+    pub fn forget(&self, number: usize) {
         let file = self.turn.try_clone().map(File::from);
-        if let Err(error) = file.and_then(|file| FairTime::forget(&file, share.number)) {
-            tracing::error!(stage = %share, %error, "the turns of a stage that has ended cannot be given up");
+        if let Err(error) = file.and_then(|file| FairTime::forget(&file, number)) {
+            tracing::error!(stage = number, %error, "the turns of a stage that has ended cannot be given up");
         }
     }
 
@@ -208,7 +207,7 @@ mod tests {
         // The lock of a killed process is free.
         holder.kill().unwrap();
         holder.wait().unwrap();
-        locks.forget(Share::new(1, 4));
+        locks.forget(1);
         for other in others {
             let output = other.wait_with_output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));

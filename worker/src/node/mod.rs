@@ -299,7 +299,7 @@ impl Stage {
             };
             // The process is gone, and with it what it had.
             self.node.ledger.forget(self.share);
-            self.node.locks.forget(self.share);
+            self.node.locks.forget(self.share.number);
             self.node.ways.close(self.share.number);
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
