@@ -5,6 +5,7 @@
 pub mod expert_placement;
 pub mod measure;
 pub mod visiting_experts;
+pub mod work_memory;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

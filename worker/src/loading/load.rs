@@ -179,7 +179,7 @@ impl Loader {
         kept.retain(&|tensor| held.contains(tensor));
         let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
         let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
-        let Found { source, model, weights, content, .. } = found;
+        let Found { source, model, weights, content, needs } = found;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
             weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
@@ -203,7 +203,7 @@ impl Loader {
         });
         let (runner, facts) = checked.inspect_err(|_| *kept = KeptWeights::default())?;
         let read_bytes = read.load(Ordering::Relaxed);
-        Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
+        Ok((runner, Loaded { source, facts, needs, content, read_bytes, kept_layers }))
     }
 
     /// Loads the weights that an order's stage lacks, beside the layers that are there, while those are computed.
@@ -481,6 +481,8 @@ pub struct Loaded {
     pub source: WeightSource,
     /// The memory and the settings of the stage.
     pub facts: BuiltFacts,
+    /// The memory that it was granted, copies of states apart.
+    pub needs: StageNeeds,
     /// The identity of its weights.
     pub content: Content,
     /// Bytes of tensors that were read for it.
