@@ -28,7 +28,7 @@ use brigade_text::{TextError, Tokenizer};
 use crate::backend::expert_placement::{ALL_LAYERS, Experts};
 use crate::backend::measure::{Beside, Speeds, measure};
 use crate::backend::visiting_experts;
-use crate::backend::work_memory::WorkMemory;
+use crate::backend::work_memory::{LoadingMemory, WorkMemory};
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
     StageRunner,
@@ -343,6 +343,12 @@ impl StageBackend for EngineBackend {
             host_bytes,
             state_bytes: state_bytes(&described, &layers, spec)
                 + work_memory.bytes(spec.max_rows, last),
+            // Beside a GPU with memory of its own, tensors are packed in the host's.
+            loading_bytes: if self.has_own_memory() {
+                0
+            } else {
+                LoadingMemory::of(model, &described).bytes(last)
+            },
         })
     }
 

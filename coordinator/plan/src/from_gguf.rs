@@ -13,7 +13,7 @@ use brigade_spec::{
 };
 
 use brigade_worker::backend::visiting_experts::matrices_of;
-use brigade_worker::backend::work_memory::{WorkMemory, active_share};
+use brigade_worker::backend::work_memory::{LoadingMemory, WorkMemory, active_share};
 
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
 
@@ -142,6 +142,7 @@ fn ends(
         drafts: DraftFacts::default(),
         scratch_bytes_per_row: row_bytes,
         logits_bytes,
+        loading: LoadingMemory::of(model, spec),
         n_ctx_train: spec.n_ctx_train,
     })
 }

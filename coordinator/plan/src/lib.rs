@@ -46,6 +46,7 @@ use serde::Serialize;
 
 pub use advice::Advice;
 pub use balance::Balance;
+pub use brigade_worker::backend::work_memory::LoadingMemory;
 pub use brigade_worker::machine::memory::PROCESS_BYTES;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{StageMemory, StageTime};

@@ -1,5 +1,5 @@
-//! Work memory of a stage: what a ubatch takes while it is computed, beside weights and states. The planner counts with
-//! the same numbers, so that a worker never refuses what was planned for it.
+//! Memory of a stage beside weights and states: what a ubatch takes while it is computed, and what a tensor takes while it is
+//! packed. The planner counts with the same numbers, so that a worker never refuses what was planned for it.
 
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{Gguf, TensorInfo};
@@ -42,6 +42,49 @@ impl WorkMemory {
     pub fn bytes(&self, max_rows: u32, is_last: bool) -> u64 {
         let logits = if is_last { self.logits_bytes } else { 0 };
         self.row_bytes.saturating_add(logits).saturating_mul(max_rows.into())
+    }
+}
+
+/// Bytes of the file that are in memory while a stage is loaded: those of the tensor that is being packed. Its packed form is
+/// among the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct LoadingMemory {
+    /// For the largest tensor of any layer.
+    pub layer_bytes: u64,
+    /// For the largest tensor of the head, which the last stage loads besides.
+    pub head_bytes: u64,
+}
+
+impl LoadingMemory {
+    /// That of a model, by the sizes of its tensors.
+    pub fn of(model: &Gguf, spec: &ModelSpec) -> Self {
+        let is_tied = brigade_spec::is_tied(model, spec);
+        let mut all = Self::default();
+        for tensor in model.tensors() {
+            let name = of_model(&tensor.name).0;
+            let of_layer = brigade_spec::layer_of(&tensor.name);
+            let experts = || spec.layers.iter().any(|layer| layer.is_of_experts(name));
+            let is_read_apart = [brigade_spec::TOKEN_EMBD, brigade_spec::LAYER_ROW_TABLE]
+                .contains(&name)
+                || spec.is_of_a_layer(name)
+                || brigade_spec::is_of_other_senses(name)
+                || brigade_spec::heads::has(name);
+            if name == brigade_spec::OUTPUT || name == brigade_spec::TOKEN_EMBD && is_tied {
+                all.head_bytes = all.head_bytes.max(tensor.nbytes);
+            } else if of_layer.is_some() && experts() {
+                // Experts are read one by one.
+                all.layer_bytes = all.layer_bytes.max(tensor.nbytes / tensor.ne[2].max(1) as u64);
+            } else if !is_read_apart {
+                // Of matrices in one tensor, each is picked out before it is packed.
+                all.layer_bytes = all.layer_bytes.max(2 * tensor.nbytes);
+            }
+        }
+        all
+    }
+
+    /// Bytes on the last stage or another.
+    pub fn bytes(&self, is_last: bool) -> u64 {
+        if is_last { self.layer_bytes.max(self.head_bytes) } else { self.layer_bytes }
     }
 }
 

@@ -440,8 +440,7 @@ impl Worker {
         needs: &StageNeeds,
     ) -> Result<(Executor, Option<Held>), Failure> {
         let old = self.inner().resident.take();
-        let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
-        let later = needed.saturating_add(order.copy_bytes());
+        let later = needs.stage_bytes().saturating_add(order.copy_bytes());
         let room = self.loader.ledger.limit().stage.saturating_sub(later);
         let Some(resident) = old else {
             self.copies.parting.fit(room.min(self.copies.parting.limit()));
