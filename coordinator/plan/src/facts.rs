@@ -247,6 +247,8 @@ pub struct WorkerFacts {
 pub struct NodeFacts {
     /// The node's number: equal ones share memory.
     pub node: u64,
+    /// Bytes that all stages of the node may take.
+    pub limit: u64,
     /// Bytes that the line's stages on the node may take together.
     pub left: u64,
     /// The same of the host's memory beside a GPU with memory of its own.

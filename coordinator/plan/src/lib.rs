@@ -32,6 +32,7 @@ mod keep;
 mod kept_weights;
 mod layer_sums;
 mod layer_time;
+mod leave_room;
 mod manual_cuts;
 mod nodes;
 mod place;
@@ -56,6 +57,7 @@ pub use facts::{
     SequenceBytes, WorkerFacts,
 };
 pub use keep::Keep;
+pub use leave_room::plan_leaving_room;
 pub use manual_cuts::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};
