@@ -94,6 +94,7 @@ fn cluster_config(worker: brigade_proto::address::Address) -> ClusterConfig {
             kernels: None,
             balance: Balance::default(),
             checkpoint: Checkpoint::Off,
+            others: Arc::default(),
         },
     }
 }

@@ -50,6 +50,7 @@ async fn line(workers: &[Running], stop: &CancellationToken) -> (Engine, Limits)
         kernels: None,
         balance: Balance::MIXED,
         checkpoint: Checkpoint::Off,
+        others: Arc::default(),
         cut: None,
     };
     let addresses = workers.iter().map(|w| w.ready.trim().parse().unwrap());

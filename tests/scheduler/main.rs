@@ -9,6 +9,7 @@ mod plan;
 mod plan_beside;
 mod plan_depth;
 mod plan_held;
+mod plan_needs;
 mod plan_passes;
 mod plan_random;
 mod prefix_apart;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         plan_beside,
         plan_depth,
         plan_held,
+        plan_needs,
         plan_passes,
         plan_random,
         prefix_apart,

@@ -6,8 +6,8 @@ use std::ops::Range;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    Balance, DraftFacts, HandCut, Keep, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError,
-    PlanSettings, WorkerFacts, plan, plan_by_hand, plan_line,
+    Balance, DraftFacts, HandCut, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts, Plan,
+    PlanError, PlanSettings, WorkerFacts, plan, plan_by_hand, plan_line,
 };
 use brigade_synth::{Arch, FileType, Shape, Spec};
 
@@ -33,6 +33,7 @@ fn reference() -> ModelFacts {
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,
         logits_bytes: 128_000,
+        loading: LoadingMemory::default(),
         n_ctx_train: 4096,
     }
 }
@@ -310,6 +311,7 @@ fn kimi_k3() -> ModelFacts {
             .collect(),
         scratch_bytes_per_row: 4_000_000,
         logits_bytes: 655_360,
+        loading: LoadingMemory::default(),
         n_ctx_train: 1 << 20,
     }
 }
@@ -511,6 +513,7 @@ fn keeping_sequences_changes_no_order() {
         cut_bytes: vec![0, 1000, 2000, 3000],
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,
+        loading: LoadingMemory::default(),
         ..reference()
     };
     let worker = |memory: u64, gbps, gops| WorkerFacts {

@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use brigade_plan::{DraftFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{
+    DraftFacts, LayerFacts, LoadingMemory, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
+};
 
 use super::plan::workers;
 
@@ -25,6 +27,7 @@ fn reference() -> ModelFacts {
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,
         logits_bytes: 128_000,
+        loading: LoadingMemory::default(),
         n_ctx_train: 4096,
     }
 }

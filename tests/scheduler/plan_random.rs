@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use brigade_plan::{
-    DraftFacts, Keep, LayerFacts, LinkFacts, ModelFacts, Plan, PlanError, PlanSettings,
-    WorkerFacts, plan,
+    DraftFacts, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts, Plan, PlanError,
+    PlanSettings, WorkerFacts, plan,
 };
 use proptest::prelude::*;
 
@@ -53,6 +53,7 @@ pub fn any_model() -> impl Strategy<Value = ModelFacts> {
         drafts: DraftFacts::default(),
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,
+        loading: LoadingMemory::default(),
         n_ctx_train: 4096,
     })
 }

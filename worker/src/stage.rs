@@ -28,6 +28,7 @@ use brigade_text::{TextError, Tokenizer};
 use crate::backend::expert_placement::{ALL_LAYERS, Experts};
 use crate::backend::measure::{Beside, Speeds, measure};
 use crate::backend::visiting_experts;
+use crate::backend::work_memory::{LoadingMemory, WorkMemory};
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
     StageRunner,
@@ -41,10 +42,6 @@ use crate::weights::reader::Weights;
 use expert_record::ExpertRecords;
 use learning::{Learner, Learning};
 use runner::{EngineStage, taken};
-
-/// Rows of `n_embd` f32 values that a forward pass holds for each row of a ubatch: the residual
-/// stream, normed rows, queries, keys, values, and the feed-forward's wider ones.
-const SCRATCH_ROWS: u64 = 24;
 
 /// Where in the cache's folder what GPUs' drivers compiled is kept.
 const KERNELS_DIR: &str = "kernels";
@@ -330,7 +327,7 @@ impl StageBackend for EngineBackend {
                 }
             }
         }
-        let scratch = scratch_bytes(&described, spec);
+        let work_memory = WorkMemory::of(model, &described);
         if self.visits != Visits::Never {
             weight_bytes += bytes_for_guests(guests.values().map(Vec::as_slice));
         }
@@ -338,13 +335,20 @@ impl StageBackend for EngineBackend {
             weight_bytes += host_bytes;
         }
         if host_bytes > 0 {
-            host_bytes += scratch;
+            host_bytes += work_memory.bytes(spec.max_rows, false);
         }
         Ok(StageNeeds {
             tensors: tensors.iter().map(|t| t.name.clone()).collect(),
             weight_bytes,
             host_bytes,
-            state_bytes: state_bytes(&described, &layers, spec) + scratch,
+            state_bytes: state_bytes(&described, &layers, spec)
+                + work_memory.bytes(spec.max_rows, last),
+            // Beside a GPU with memory of its own, tensors are packed in the host's.
+            loading_bytes: if self.has_own_memory() {
+                0
+            } else {
+                LoadingMemory::of(model, &described).bytes(last)
+            },
         })
     }
 
@@ -483,13 +487,14 @@ fn vocabulary(model: &Gguf) -> Result<Vocabulary, ConstraintError> {
 
 /// Bytes of a weight as the kernels hold it: vectors and rows of positions in f32, matrices packed.
 fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
-    let rows =
-        tensor.name == brigade_spec::POSITION_EMBD || brigade_spec::has_token_rows(&tensor.name);
+    let rows = [brigade_spec::POSITION_EMBD, brigade_spec::TOKEN_TYPES].contains(&&*tensor.name)
+        || brigade_spec::has_token_rows(&tensor.name);
     if tensor.n_dims <= 1 || rows {
         return Ok((tensor.n_elems() * size_of::<f32>()) as u64);
     }
-    let (cols, rows, matrices) = (tensor.ne[0], tensor.ne[1], tensor.ne[2].max(1) as u64);
-    Ok(matrices * PackedMatrix::packed_bytes(tensor.ty, rows, cols)?)
+    let (cols, rows) = (tensor.ne[0], tensor.ne[1]);
+    let matrices: usize = tensor.ne[2..].iter().product();
+    Ok(matrices as u64 * PackedMatrix::packed_bytes(tensor.ty, rows, cols)?)
 }
 
 /// Whether a tensor of the stage's layers is of experts that lie with the host, as those of the first `host_experts` layers do.
@@ -532,13 +537,6 @@ fn state_bytes(model: &ModelSpec, layers: &Range<usize>, spec: &StageSpec) -> u6
     let drafts = model.own_drafts.as_ref();
     let drafts = drafts.filter(|_| spec.own_drafts && layers.end == model.n_layer());
     of_layers + drafts.map_or(0, |drafts| drafts.state_bytes(model.n_embd, &room))
-}
-
-/// Bytes of work memory, roughly.
-fn scratch_bytes(model: &ModelSpec, spec: &StageSpec) -> u64 {
-    let beside = (model.widest_row() - model.n_embd) as u64;
-    let row = model.n_embd as u64 * SCRATCH_ROWS + beside;
-    u64::from(spec.max_rows) * row * size_of::<f32>() as u64
 }
 
 fn engine_kv(kv_type: KvType) -> kernels::KvType {

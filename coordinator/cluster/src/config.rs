@@ -59,6 +59,9 @@ pub struct StageOptions {
     pub balance: Balance,
     /// Where copies of sequences' states go.
     pub checkpoint: Checkpoint,
+    /// Bytes that each other model of the fleet needs at least on a worker. Where `ctx` is `None`, room for them is left on nodes
+    /// of several stages.
+    pub others: Arc<[u64]>,
     /// Cuts by hand, instead of the planner's. Stages go to workers that are named, in that order, and then to others in the
     /// order in which they joined. While there are fewer workers than stages, no line is built. Workers beyond the stages are
     /// spare.

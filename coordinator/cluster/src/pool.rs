@@ -16,12 +16,14 @@ use std::time::Instant;
 
 use brigade_line::admin::NodeStatus;
 use brigade_line::model::Model;
+use brigade_plan::{DraftFacts, least_bytes};
 use brigade_proto::address::Address;
 use brigade_proto::net::{NetError, Network};
 use brigade_proto::task as spawned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::building::place;
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::join::{self, Host};
@@ -51,6 +53,21 @@ pub struct Demand {
     pub at_least: usize,
     /// Whether streams go on that the server before this one had begun: workers that have its layers are waited for.
     pub goes_on: bool,
+}
+
+impl Demand {
+    /// Bytes that the model needs at least on one worker; 0 where that cannot be told: it cannot be planned then.
+    pub fn least_bytes(&self) -> u64 {
+        let Self { model, options, .. } = self;
+        let kv = place::engine_kv(options.kv_type);
+        let Ok(mut facts) = model.facts(kv) else { return 0 };
+        if options.own_drafts
+            && let Ok(drafts) = DraftFacts::from_gguf(&model.gguf, kv)
+        {
+            facts.drafts = drafts;
+        }
+        least_bytes(&facts, &place::settings(model, options), 1)
+    }
 }
 
 /// A line's place at the pool. When it is dropped, all that was lent to it is free.

@@ -118,7 +118,8 @@ pub fn parse_cluster_file(text: &str) -> Result<Vec<WorkerFacts>, ClusterFileErr
 /// The stages of a node: `lab.1` and so on. Each has an equal part, and may have all that the others leave.
 fn stages_of(node: &WorkerFacts, first: usize, stages: usize) -> impl Iterator<Item = WorkerFacts> {
     let host = node.host.and_then(|host| host.memory);
-    let facts = NodeFacts { node: first as u64, left: node.memory, host_left: host.unwrap_or(0) };
+    let (limit, left) = (node.memory, node.memory);
+    let facts = NodeFacts { node: first as u64, limit, left, host_left: host.unwrap_or(0) };
     let each = stages as u64;
     (1..=stages).map(move |number| WorkerFacts {
         name: format!("{}.{number}", node.name),

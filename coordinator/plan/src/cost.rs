@@ -45,7 +45,7 @@ pub struct StageMemory {
     pub state: u64,
     /// Copies of states: those that are kept for a neighbour, and the stage's own on their way.
     pub copies: u64,
-    /// Work memory and the process itself.
+    /// Work memory, or more where loading takes more than that and states; and the process itself.
     pub scratch: u64,
 }
 
@@ -176,27 +176,33 @@ impl<'a> Costs<'a> {
         let embedding = if first { model.embedding_bytes } else { 0 };
         let head = if last { model.head_bytes } else { 0 };
         let positions = u64::from(capacity.n_blocks) * u64::from(settings.block_positions);
-        let logits = if last { model.logits_bytes } else { 0 };
-        let per_row = model.scratch_bytes_per_row.saturating_add(logits);
         let windows = self.windows(range, capacity);
         let drafts = if last { model.drafts } else { DraftFacts::default() };
         let kv = self.sums.kv(range).saturating_add(drafts.kv_bytes).saturating_mul(positions);
         let weights = [embedding, head, drafts.weight_bytes];
+        let kv = kv.saturating_add(windows);
+        let state = self.sums.state(range).saturating_add(drafts.state_bytes);
+        let state = state.saturating_mul(capacity.n_states());
+        // While a tensor is loaded, all of this is not there yet.
+        let loading = model.loading.bytes(last).saturating_sub(kv.saturating_add(state));
         StageMemory {
             weights: weights
                 .into_iter()
                 .fold(self.sums.weights(range, &(0..0)), u64::saturating_add),
-            kv: kv.saturating_add(windows),
+            kv,
             copies: self.copies(range, capacity),
-            state: self
-                .sums
-                .state(range)
-                .saturating_add(drafts.state_bytes)
-                .saturating_mul(capacity.n_states()),
-            scratch: PROCESS_BYTES.saturating_add(per_row.saturating_mul(settings.max_rows.into())),
+            state,
+            scratch: PROCESS_BYTES.saturating_add(self.work_memory(last).max(loading)),
             host_experts: 0,
             host_scratch: 0,
         }
+    }
+
+    /// Bytes that a ubatch's rows take while they are computed.
+    pub fn work_memory(&self, is_last: bool) -> u64 {
+        let logits = if is_last { self.model.logits_bytes } else { 0 };
+        let per_row = self.model.scratch_bytes_per_row.saturating_add(logits);
+        per_row.saturating_mul(self.settings.max_rows.into())
     }
 
     /// Memory for copies of the states of layers `range`. A stage keeps its neighbour's copies, which are assumed to

@@ -5,6 +5,7 @@ use std::ops::Range;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_spec::pages_of_each;
 use brigade_worker::backend::visiting_experts::MATRICES;
+use brigade_worker::backend::work_memory::LoadingMemory;
 use serde::Serialize;
 
 use super::units::format_bytes;
@@ -31,6 +32,8 @@ pub struct ModelFacts {
     pub scratch_bytes_per_row: u64,
     /// Width of a logits row in bytes: the last stage's work memory for each row.
     pub logits_bytes: u64,
+    /// What a tensor takes while it is loaded.
+    pub loading: LoadingMemory,
     /// Longest context the model was trained for.
     pub n_ctx_train: u32,
 }
@@ -244,6 +247,8 @@ pub struct WorkerFacts {
 pub struct NodeFacts {
     /// The node's number: equal ones share memory.
     pub node: u64,
+    /// Bytes that all stages of the node may take.
+    pub limit: u64,
     /// Bytes that the line's stages on the node may take together.
     pub left: u64,
     /// The same of the host's memory beside a GPU with memory of its own.

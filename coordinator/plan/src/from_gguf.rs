@@ -13,11 +13,9 @@ use brigade_spec::{
 };
 
 use brigade_worker::backend::visiting_experts::matrices_of;
+use brigade_worker::backend::work_memory::{LoadingMemory, WorkMemory, active_share};
 
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
-
-/// Work memory is never taken for less than this many hidden rows: workers reckon with as many.
-const LEAST_HIDDEN_ROWS: f64 = 24.0;
 
 impl ModelFacts {
     /// Facts of `model` with a KV cache of type `kv`.
@@ -32,7 +30,6 @@ impl ModelFacts {
             let first = spec.layers_of(spec.in_file(layer)).next();
             facts.same_weights = first.filter(|&first| first < layer);
         }
-        let mut scratch = vec![0.0; layers.len()];
         let (mut embedding_bytes, mut last_stage) = (0, 0);
         for tensor in model.tensors() {
             match brigade_spec::layer_of(&tensor.name) {
@@ -50,7 +47,6 @@ impl ModelFacts {
                             free.zip(matrices_of(tensor)?).for_each(|(to, bytes)| *to = bytes);
                             layers[layer].routed_elements += elements(tensor, share);
                         }
-                        scratch[layer] += widths(tensor, share);
                     }
                 }
                 // A layer reads a few rows of it for each token, where the file has them: no memory is kept for it.
@@ -72,14 +68,8 @@ impl ModelFacts {
                 None => last_stage += packed_bytes(tensor)?,
             }
         }
-        // Rows enter and leave a layer as hidden rows, with what goes along beside them; to that come
-        // the rows of the layer's own matrices.
-        let (hidden, carried) = (4.0 * spec.n_embd as f64, 4.0 * spec.widest_row() as f64);
-        let widest =
-            scratch.into_iter().fold(LEAST_HIDDEN_ROWS * hidden, f64::max) + hidden + carried;
         Ok(Self {
             name: model.meta().opt_str("general.name")?.unwrap_or(model.name()).to_owned(),
-            scratch_bytes_per_row: widest as u64,
             embedding_bytes,
             ..ends(model, &spec, layers, last_stage)?
         })
@@ -140,6 +130,7 @@ fn ends(
     // Tied, the last stage packs a head from the embedding's bytes.
     let head_bytes = last_stage + if tied { packed_bytes(embedding)? } else { 0 };
     let head_width = if spec.is_encoder() { 0 } else { spec.n_vocab };
+    let WorkMemory { row_bytes, logits_bytes } = WorkMemory::of(model, spec);
     let cut = |cut| if cut == 0 { 0 } else { 4 * spec.boundary(cut).width() as u64 };
     Ok(ModelFacts {
         name: String::new(),
@@ -149,8 +140,9 @@ fn ends(
         head_bytes,
         head_elements: (spec.n_embd * head_width) as u64,
         drafts: DraftFacts::default(),
-        scratch_bytes_per_row: 0,
-        logits_bytes: 4 * head_width as u64,
+        scratch_bytes_per_row: row_bytes,
+        logits_bytes,
+        loading: LoadingMemory::of(model, spec),
         n_ctx_train: spec.n_ctx_train,
     })
 }
@@ -169,12 +161,6 @@ fn state_of(blocks: &[BlockSpec], kv: KvType) -> LayerFacts {
         window: blocks.iter().find_map(|block| block.kind.window()),
         ..LayerFacts::default()
     }
-}
-
-/// Share of a tensor that one token reads: less than 1 for experts, and for adapters that tokens switch on.
-fn active_share(spec: &ModelSpec, layer: usize, tensor: &str) -> f64 {
-    let of_blocks = spec.layers[layer].blocks.iter().map(|block| block.kind.active_share(tensor));
-    of_blocks.fold(spec.switched_share(tensor), f64::min)
 }
 
 fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), ModelError> {
@@ -211,15 +197,4 @@ fn packed_bytes(tensor: &TensorInfo) -> Result<u64, ModelError> {
         other => ModelError::Kernel(other),
     })?;
     Ok(bytes * matrices as u64)
-}
-
-/// Bytes of a row that goes into a matrix and the row that comes out, in f32; of experts, for as many
-/// as a row uses, which is this `share` of them. Their sum over a layer bounds its work memory: not all are needed at once.
-fn widths(tensor: &TensorInfo, share: f64) -> f64 {
-    if tensor.n_dims < 2 || brigade_spec::has_token_rows(&tensor.name) {
-        return 0.0;
-    }
-    let experts: usize = tensor.ne[2..].iter().product();
-    let used = experts as f64 * share;
-    4.0 * (tensor.ne[0] + tensor.ne[1]) as f64 * used
 }

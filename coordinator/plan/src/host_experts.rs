@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use brigade_engine::device::bytes_for_guests;
+use brigade_worker::machine::memory::PROCESS_BYTES;
 
 use super::Capacity;
 use super::cost::{Costs, StageMemory, StageTime};
@@ -29,7 +30,8 @@ impl Costs<'_> {
                 range.start
             }
             Some(HostExperts::Auto) => {
-                let too_much = self.memory(range, capacity).total().saturating_sub(has.memory);
+                let all = self.memory_of_one(worker, range, capacity);
+                let too_much = all.total().saturating_sub(has.memory);
                 // Those that lie with the host need places here for ubatches of many rows.
                 let suffices = |upto: &usize| {
                     let host = range.start..*upto;
@@ -70,7 +72,7 @@ impl Costs<'_> {
         range: &Range<usize>,
         capacity: Capacity,
     ) -> StageMemory {
-        let all = self.memory(range, capacity);
+        let all = self.memory_of_one(worker, range, capacity);
         let host = self.host_layers(worker, range, capacity);
         let host_experts = self.sums.routed(&host);
         if host_experts == 0 {
@@ -80,6 +82,22 @@ impl Costs<'_> {
         let weights = all.weights.saturating_sub(host_experts);
         let weights = weights.saturating_add(self.guests(worker, &host));
         StageMemory { weights, host_experts, host_scratch: rows, ..all }
+    }
+
+    /// Memory of layers `range` as a stage on a worker, all on one device.
+    fn memory_of_one(
+        &self,
+        worker: usize,
+        range: &Range<usize>,
+        capacity: Capacity,
+    ) -> StageMemory {
+        let all = self.memory(range, capacity);
+        if self.workers[worker].host.is_none_or(|host| host.memory.is_none()) {
+            return all;
+        }
+        // Tensors are packed in the host's memory, which is not the stage's.
+        let is_last = range.end == self.n_layers();
+        StageMemory { scratch: PROCESS_BYTES.saturating_add(self.work_memory(is_last)), ..all }
     }
 
     /// Bytes needed, and there, in the memory of a worker that layers `range` lack most of; `None` where they fit.

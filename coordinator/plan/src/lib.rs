@@ -32,6 +32,7 @@ mod keep;
 mod kept_weights;
 mod layer_sums;
 mod layer_time;
+mod leave_room;
 mod manual_cuts;
 mod nodes;
 mod place;
@@ -46,6 +47,7 @@ use serde::Serialize;
 
 pub use advice::Advice;
 pub use balance::Balance;
+pub use brigade_worker::backend::work_memory::LoadingMemory;
 pub use brigade_worker::machine::memory::PROCESS_BYTES;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{StageMemory, StageTime};
@@ -55,6 +57,7 @@ pub use facts::{
     SequenceBytes, WorkerFacts,
 };
 pub use keep::Keep;
+pub use leave_room::plan_leaving_room;
 pub use manual_cuts::HandCut;
 pub use predict::Prediction;
 pub use units::{format_bytes, parse_bytes};

@@ -68,7 +68,7 @@ mod tests {
             link: None,
             host: None,
             holds: 0..0,
-            node: Some(NodeFacts { node, left, host_left: 0 }),
+            node: Some(NodeFacts { node, limit: left, left, host_left: 0 }),
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
     fn the_hosts_memory_beside_a_gpu_is_shared_alike() {
         let experts = HostExperts::Auto;
         let host = HostFacts { memory: Some(10), gbps: 1.0, gops: 1.0, sent_gbps: 0.0, experts };
-        let node = Some(NodeFacts { node: 1, left: 300, host_left: 15 });
+        let node = Some(NodeFacts { node: 1, limit: 300, left: 300, host_left: 15 });
         let one = WorkerFacts { host: Some(host), node, ..stage(1, 300) };
         let of_host = |parts| with_parts(std::slice::from_ref(&one), parts)[0].host.unwrap().memory;
         assert_eq!([1, 2, 4].map(of_host), [Some(10), Some(15), Some(15)]);

@@ -411,6 +411,7 @@ fn session_options(args: &ServeArgs, keys: Option<KeyRing>) -> Result<SessionOpt
         speculate: args.speculation.speculate(),
         max_windows: args.speculation.max_windows(),
         checkpoint: (args.checkpoint, args.checkpoint_every),
+        others: Arc::default(),
         replace_after: args.replace_after,
         rebalance: args.rebalance == Rebalance::Auto,
         slow_after: args.slow_after,

@@ -5,6 +5,7 @@
 pub mod expert_placement;
 pub mod measure;
 pub mod visiting_experts;
+pub mod work_memory;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -73,6 +74,15 @@ pub struct StageNeeds {
     pub host_bytes: u64,
     /// Bytes of KV pages, slots and scratch.
     pub state_bytes: u64,
+    /// Bytes beside its weights while they are loaded. States and scratch take their place later.
+    pub loading_bytes: u64,
+}
+
+impl StageNeeds {
+    /// Bytes where the stage lies, while it is loaded and afterwards.
+    pub fn stage_bytes(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.state_bytes.max(self.loading_bytes))
+    }
 }
 
 /// A stage to be built.

@@ -179,7 +179,7 @@ impl Loader {
         kept.retain(&|tensor| held.contains(tensor));
         let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
         let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
-        let Found { source, model, weights, content, .. } = found;
+        let Found { source, model, weights, content, needs } = found;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
             weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
@@ -203,7 +203,7 @@ impl Loader {
         });
         let (runner, facts) = checked.inspect_err(|_| *kept = KeptWeights::default())?;
         let read_bytes = read.load(Ordering::Relaxed);
-        Ok((runner, Loaded { source, facts, content, read_bytes, kept_layers }))
+        Ok((runner, Loaded { source, facts, needs, content, read_bytes, kept_layers }))
     }
 
     /// Loads the weights that an order's stage lacks, beside the layers that are there, while those are computed.
@@ -221,15 +221,19 @@ impl Loader {
     ) -> Result<LoadedAhead, Failure> {
         let Found { model, weights, needs, .. } = found;
         let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
-        if nbytes > room.nbytes {
+        let loading = nbytes.saturating_add(needs.loading_bytes);
+        if loading > room.nbytes {
             let why = format!(
-                "the missing weights of layers [{}, {}) take {nbytes} bytes, and {} are free beside the running stage",
+                "the missing weights of layers [{}, {}) take {loading} bytes while they are loaded, and {} are free beside the running stage",
                 order.spec.layer_begin, order.spec.layer_end, room.nbytes
             );
             return Err(Failure::refusal(FailureKind::NoMemory, why));
         }
-        let both = Amount { stage: room.taken.saturating_add(nbytes), host: 0 };
-        let held = self.ledger.stage(both).map_err(|lacking| busy(order, lacking))?;
+        let granted = |beside: u64| {
+            let both = Amount { stage: room.taken.saturating_add(beside), host: 0 };
+            self.ledger.stage(both).map_err(|lacking| busy(order, lacking))
+        };
+        let while_loading = granted(loading)?;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         let read = Arc::new(AtomicU64::new(0));
         let progress = counting(read.clone(), progress);
@@ -237,6 +241,9 @@ impl Loader {
             BuildOrder { model, weights: weights.clone(), spec: order.spec.clone(), progress };
         let kept = self.backend.load_ahead(build, room.has)?;
         weights.check_unchanged().map_err(unreadable)?;
+        // It is less than what there is, so it is always granted.
+        let held = granted(nbytes)?;
+        drop(while_loading);
         Ok(LoadedAhead { kept, nbytes, read_bytes: read.load(Ordering::Relaxed), held })
     }
 
@@ -408,7 +415,7 @@ impl Loader {
     }
 
     fn check_memory(&self, order: &Order, needs: &StageNeeds) -> Result<(), Failure> {
-        let StageNeeds { weight_bytes, state_bytes, .. } = *needs;
+        let StageNeeds { weight_bytes, state_bytes, loading_bytes, .. } = *needs;
         let copy_bytes = order.copy_bytes();
         let total = self.amount(order, needs).stage;
         let (limit, most) = (self.ledger.limit().stage, self.ledger.most().stage);
@@ -425,7 +432,8 @@ impl Loader {
         }
         let why = format!(
             "layers [{begin}, {end}) take {total} bytes ({weight_bytes} of weights, {state_bytes} of \
-             state for {} sequences and {} KV pages, {copy_bytes} of checkpoints) and this worker may use {most}: give it fewer \
+             state for {} sequences and {} KV pages, or {loading_bytes} for a tensor while it is loaded, {copy_bytes} of \
+             checkpoints) and this worker may use {most}: give it fewer \
              layers, less context, or more --memory",
             order.spec.max_seqs, order.spec.n_blocks,
         );
@@ -450,8 +458,8 @@ impl Loader {
 
     /// The memory of an order's stage, by place.
     fn amount(&self, order: &Order, needs: &StageNeeds) -> Amount {
-        let StageNeeds { weight_bytes, state_bytes, host_bytes, .. } = *needs;
-        let total = weight_bytes.saturating_add(state_bytes).saturating_add(order.copy_bytes());
+        let host_bytes = needs.host_bytes;
+        let total = needs.stage_bytes().saturating_add(order.copy_bytes());
         // Experts that lie in one memory with the rest are among the weights.
         let is_apart = self.ledger.most().host > 0;
         Amount { stage: total, host: if is_apart { host_bytes } else { 0 } }
@@ -481,6 +489,8 @@ pub struct Loaded {
     pub source: WeightSource,
     /// The memory and the settings of the stage.
     pub facts: BuiltFacts,
+    /// The memory that it was granted, copies of states apart.
+    pub needs: StageNeeds,
     /// The identity of its weights.
     pub content: Content,
     /// Bytes of tensors that were read for it.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Resident, Worker, over};
 use crate::backend::KeptWeights;
 use crate::executor::gone;
-use crate::loading::load::{LoadedAhead, Loader, Room};
+use crate::loading::load::{Loaded, LoadedAhead, Loader, Room};
 use crate::loading::order::{Order, StageKey};
 use crate::machine::ledger::Held;
 
@@ -168,9 +168,10 @@ impl Worker {
 
     /// Memory beside the stage that computes: its states may be there twice when they move.
     fn room_beside(&self, resident: &Resident) -> u64 {
-        let facts = resident.stage.as_ref().map(|stage| &stage.loaded.facts);
-        let taken = facts.map_or(0, |facts| {
-            facts.weight_bytes.saturating_add(facts.state_bytes.saturating_mul(2))
+        let loaded = resident.stage.as_ref().map(|stage| &stage.loaded);
+        let taken = loaded.map_or(0, |Loaded { needs, facts, .. }| {
+            let stage = needs.weight_bytes.saturating_add(needs.state_bytes);
+            stage.saturating_add(facts.state_bytes)
         });
         let copies = self.copies.nbytes();
         self.loader.ledger.limit().stage.saturating_sub(taken.saturating_add(copies))

@@ -39,7 +39,7 @@ use crate::backend::{BuiltFacts, KeptWeights, StageNeeds};
 use crate::executor::metrics::Meter;
 use crate::executor::output::ResultSender;
 use crate::executor::{Executor, Stuck, gone};
-use crate::loading::load::Loader;
+use crate::loading::load::{Loaded, Loader};
 use crate::loading::order::Order;
 use crate::machine::ledger::Held;
 use session::{Session, Taken, shown};
@@ -213,12 +213,11 @@ impl Worker {
         let inner = self.inner();
         let resident = inner.resident.as_ref();
         let resident = resident.filter(|r| r.serves(order, &self.loader.host_id))?;
-        let facts = &resident.stage.as_ref()?.loaded.facts;
-        let BuiltFacts { weight_bytes, state_bytes, host_bytes, .. } = *facts;
+        let Loaded { facts, needs, .. } = &resident.stage.as_ref()?.loaded;
+        let BuiltFacts { weight_bytes, state_bytes, .. } = *facts;
         let source = WeightSource::Resident.into();
         let reply = PrepareReply { source, weight_bytes, state_bytes, ..PrepareReply::default() };
-        let needs = StageNeeds { weight_bytes, state_bytes, host_bytes, ..StageNeeds::default() };
-        Some((reply, needs))
+        Some((reply, needs.clone()))
     }
 
     /// Tensors of an order whose weights are in memory, those that were loaded ahead too.
@@ -441,8 +440,7 @@ impl Worker {
         needs: &StageNeeds,
     ) -> Result<(Executor, Option<Held>), Failure> {
         let old = self.inner().resident.take();
-        let needed = needs.weight_bytes.saturating_add(needs.state_bytes);
-        let later = needed.saturating_add(order.copy_bytes());
+        let later = needs.stage_bytes().saturating_add(order.copy_bytes());
         let room = self.loader.ledger.limit().stage.saturating_sub(later);
         let Some(resident) = old else {
             self.copies.parting.fit(room.min(self.copies.parting.limit()));

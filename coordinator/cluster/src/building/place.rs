@@ -12,8 +12,8 @@ use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels::{self, KV_PAGE};
 use brigade_gguf::TensorInfo;
 use brigade_plan::{
-    Checkpoint, DraftFacts, Keep, NodeFacts, Plan, PlanError, PlanSettings, StageMemory,
-    WorkerFacts, plan_line,
+    Checkpoint, DraftFacts, Keep, ModelFacts, NodeFacts, Plan, PlanError, PlanSettings,
+    StageMemory, WorkerFacts, plan_leaving_room,
 };
 use brigade_proto::capability::{self, Requirements};
 use brigade_proto::control::{
@@ -322,7 +322,7 @@ pub fn plan_over_facts(
     if own_drafts(model, std::iter::empty(), options).is_some() {
         facts.drafts = DraftFacts::from_gguf(&model.gguf, engine_kv(options.kv_type))?;
     }
-    Ok(plan_line(&facts, workers, &settings(model, options), options.cut.as_ref())?)
+    Ok(planned(&facts, workers, &settings(model, options), options)?)
 }
 
 /// The same as [`plan_over`], for workers that have layers in memory. `nodes`: what their nodes leave to the line, where
@@ -357,7 +357,18 @@ fn plan_holding<'a>(
     if own_drafts(model, conns.iter().copied(), options).is_some() {
         facts_of.drafts = DraftFacts::from_gguf(&model.gguf, engine_kv(options.kv_type))?;
     }
-    Ok(plan_line(&facts_of, &facts, &settings, options.cut.as_ref())?)
+    Ok(planned(&facts_of, &facts, &settings, options)?)
+}
+
+/// The plan by these settings. A context that is not said leaves room for the fleet's other models.
+fn planned(
+    model: &ModelFacts,
+    workers: &[WorkerFacts],
+    settings: &PlanSettings,
+    options: &StageOptions,
+) -> Result<Plan, PlanError> {
+    let others = if options.ctx.is_none() { &options.others[..] } else { &[] };
+    plan_leaving_room(model, workers, settings, options.cut.as_ref(), others)
 }
 
 /// The model's own blocks of drafts, if they are to be loaded: all stages must understand the messages about them.

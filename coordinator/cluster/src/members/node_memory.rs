@@ -51,7 +51,8 @@ impl Report {
 
     /// The planner's facts, where the node leaves a line so much.
     pub fn facts(&self, left: Amount) -> NodeFacts {
-        NodeFacts { node: self.node, left: left.stage, host_left: left.host }
+        let limit = self.limit.stage;
+        NodeFacts { node: self.node, limit, left: left.stage, host_left: left.host }
     }
 }
 

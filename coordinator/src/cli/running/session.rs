@@ -90,6 +90,8 @@ pub struct SessionOptions {
     pub max_windows: Option<u32>,
     /// Where copies of states go, and after how many tokens recurrent ones are taken again.
     pub checkpoint: (Checkpoint, u32),
+    /// Bytes that each other model of the server's fleet needs at least on a worker.
+    pub others: Arc<[u64]>,
     /// How long a worker that was lost is waited for before the others go on without it.
     pub replace_after: Duration,
     /// Whether layers are cut anew for workers that joined or became slower, where that pays.
@@ -135,6 +137,7 @@ impl SessionOptions {
             speculate: Speculate::Off,
             max_windows: None,
             checkpoint: (Checkpoint::Off, DEFAULT_CHECKPOINT_EVERY),
+            others: Arc::default(),
             replace_after: DEFAULT_REPLACE_AFTER,
             rebalance: false,
             slow_after: DEFAULT_SLOW_AFTER,

@@ -22,7 +22,9 @@ use super::pool::Shared;
 use super::{Load, ServeArgs, app_of, session_options};
 use crate::cli::options::security::Security;
 use crate::cli::running::keeping::{Keeping, MODELS, folder_of, has_requests, journal};
-use crate::cli::running::session::{Joins, Session, demand, open_model, worker_address};
+use crate::cli::running::session::{
+    Joins, Session, SessionOptions, demand, open_model, worker_address,
+};
 
 /// Where not all models fit at once, one part in so many of the memory is for the states of each.
 const STATES_SHARE: u64 = 8;
@@ -41,6 +43,8 @@ pub struct Served {
     keys: Option<KeyRing>,
     /// The pool that lends it workers; `None`: it has its own.
     pub shared: Option<Arc<Shared>>,
+    /// Bytes that each other model needs at least that the pool lends workers to.
+    others: Arc<[u64]>,
     /// Whether the server's authority, if it has one, was begun beside it.
     has_authority: bool,
     /// Whether its line was started before.
@@ -87,6 +91,7 @@ pub async fn open(
             grant,
             keys,
             shared,
+            others: Arc::default(),
             has_authority,
             was_started,
             goes_on: OnceLock::new(),
@@ -104,7 +109,29 @@ pub async fn open(
         served.has_authority = true;
         served.shared = served.borrows().then(|| shared.clone());
     }
+    tell_of_others(&mut served, &shared)?;
     Ok((served, Some(shared)))
+}
+
+/// Tells the models that borrow workers what the others need of these.
+///
+/// # Errors
+/// A model cannot be cut as its options say.
+fn tell_of_others(all: &mut [Served], shared: &Shared) -> Result<()> {
+    let mut borrow: Vec<&mut Served> = all.iter_mut().filter(|s| s.shared.is_some()).collect();
+    let least = |served: &&mut Served| Ok(served.demand()?.least_bytes());
+    let least: Vec<u64> = borrow.iter().map(least).collect::<Result<_>>()?;
+    for (at, served) in borrow.iter_mut().enumerate() {
+        served.others = others(&least, at);
+    }
+    shared.tell_needs(least);
+    Ok(())
+}
+
+/// What all but one of these models need.
+pub fn others(least: &[u64], own: usize) -> Arc<[u64]> {
+    let others = least.iter().enumerate().filter(|(at, _)| *at != own);
+    others.map(|(_, bytes)| *bytes).collect()
 }
 
 /// Refuses models that want the same worker.
@@ -170,6 +197,7 @@ impl Served {
             grant: None,
             keys,
             shared: None,
+            others: Arc::default(),
             has_authority: true,
             was_started,
             goes_on: OnceLock::new(),
@@ -178,6 +206,7 @@ impl Served {
             served.grant = free.map(|free| served.model.weight_bytes() + free / STATES_SHARE);
         }
         served.shared = shared.filter(|_| served.borrows());
+        served.others = served.shared.as_ref().map_or_else(Arc::default, |shared| shared.needs());
         Ok(served)
     }
 
@@ -221,11 +250,16 @@ impl Served {
     /// The model cannot be cut as its options say.
     pub fn demand(&self) -> Result<Demand> {
         let args = self.args();
-        let options = session_options(args, self.keys.clone())?;
+        let options = self.session_options()?;
         let demand = demand(self.model.clone(), &options, args.expect)?;
         // The journal is read once: later its streams go on already.
         let goes_on = *self.goes_on.get_or_init(|| self.has_requests().unwrap_or_default());
         Ok(Demand { goes_on, ..demand })
+    }
+
+    fn session_options(&self) -> Result<SessionOptions> {
+        let options = session_options(self.args(), self.keys.clone())?;
+        Ok(SessionOptions { others: self.others.clone(), ..options })
     }
 
     /// The line's security, and the way in which workers join: by this `seat`, if it was taken before.
@@ -268,7 +302,7 @@ impl Served {
         let (listen, data_dir) = (args.front.listen(), &args.line.data_dir);
         let keeping = args.keep_args.find(listen, data_dir, self.name.as_deref())?;
         let (own_name, folder) = keeping.map(Keeping::into_parts).unzip();
-        let mut options = session_options(args, self.keys.clone())?;
+        let mut options = self.session_options()?;
         let (security, joins) = self.ways(seat).await?;
         (options.security, options.joins) = (Some(security), joins);
         options.own_name = own_name;

@@ -11,6 +11,7 @@ use brigade_line::model::Model;
 use brigade_plan::{WorkerFacts, format_bytes};
 use serde::Serialize;
 
+use super::lines::others;
 use super::{Load, ServeArgs, session_options};
 use crate::cli::Command;
 use crate::cli::config;
@@ -62,6 +63,10 @@ pub fn show(file: &Path, workers: &[WorkerFacts], as_json: bool) -> Result<()> {
         }
         names.push(name);
         demands.push((demand, args.load == Load::Start));
+    }
+    let least: Vec<u64> = demands.iter().map(|(demand, _)| demand.least_bytes()).collect();
+    for (at, (demand, _)) in demands.iter_mut().enumerate() {
+        demand.options.others = others(&least, at);
     }
     ensure!(!demands.is_empty(), "{} has no model that is lent workers", file.display());
     let shown = shown(&names, &demands, workers);

@@ -1,6 +1,6 @@
 //! The workers that join a server of several models.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
 use brigade_cluster::{JoinHint, Pool, Seat};
@@ -18,6 +18,8 @@ pub struct Shared {
     pub pool: Pool,
     security: Security,
     how_to_join: JoinHint,
+    /// Bytes that each configured model needs at least that is lent workers.
+    needs: OnceLock<Arc<[u64]>>,
     _stop: DropGuard,
 }
 
@@ -39,7 +41,18 @@ impl Shared {
         security.joins_at(pool.control())?;
         security.keep();
         let how_to_join = security.how_to_join(pool.control(), &args.line.data_dir);
-        Ok(Arc::new(Self { pool, security, how_to_join, _stop: stop.drop_guard() }))
+        let (needs, _stop) = (OnceLock::new(), stop.drop_guard());
+        Ok(Arc::new(Self { pool, security, how_to_join, needs, _stop }))
+    }
+
+    /// Says once what the configured models need that are lent workers.
+    pub fn tell_needs(&self, needs: Vec<u64>) {
+        self.needs.get_or_init(|| needs.into());
+    }
+
+    /// What these need: room for them is left by models that come while the server runs.
+    pub fn needs(&self) -> Arc<[u64]> {
+        self.needs.get().cloned().unwrap_or_default()
     }
 
     /// The security between a line and its workers.

@@ -136,7 +136,8 @@ impl StageBackend for FakeBackend {
             weight_bytes += model.require(&name).map_err(unsupported)?.nbytes;
         }
         let state_bytes = u64::from(spec.n_blocks) * PAGE_BYTES;
-        Ok(StageNeeds { tensors: layers(spec).collect(), weight_bytes, host_bytes: 0, state_bytes })
+        let tensors = layers(spec).collect();
+        Ok(StageNeeds { tensors, weight_bytes, state_bytes, ..StageNeeds::default() })
     }
 
     fn build(

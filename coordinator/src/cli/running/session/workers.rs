@@ -70,6 +70,7 @@ fn stage_options(options: &SessionOptions, max_rows: u32) -> StageOptions {
         kernels: line.kernels.clone(),
         balance: line.balance,
         checkpoint: options.checkpoint.0,
+        others: options.others.clone(),
         cut: line.hand_cut().cloned(),
     }
 }
