@@ -23,7 +23,7 @@ use brigade_proto::task as spawned;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::building::place;
+use crate::building::{demands, place};
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::join::{self, Host};
@@ -66,7 +66,7 @@ impl Demand {
         {
             facts.drafts = drafts;
         }
-        least_bytes(&facts, &place::settings(model, options), 1)
+        least_bytes(&facts, &demands::settings(model, options), 1)
     }
 }
 

@@ -28,8 +28,8 @@ use tokio_util::sync::CancellationToken;
 use super::watch;
 use crate::building::ahead::{Ahead, Ordered};
 use crate::building::build::{BuildError, Built};
+use crate::building::demands;
 use crate::building::fits::Fits;
-use crate::building::place;
 use crate::config::{ClusterConfig, Patience};
 use crate::members::conn::{Conn, WorkerError};
 use crate::members::departed::Departed;
@@ -173,7 +173,7 @@ impl Supervisor {
             in_pairs: config.stage.checkpoint == Checkpoint::Buddy,
         };
         Self {
-            needs: place::requirements(&ends.model, &config.stage),
+            needs: demands::requirements(&ends.model, &config.stage),
             next_id: members.len(),
             members,
             present: watch_channel::channel(Arc::default()).0,

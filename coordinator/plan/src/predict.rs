@@ -13,7 +13,6 @@ use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
 use serde::Serialize;
 
-use super::cost::Costs;
 use super::facts::{ModelFacts, WorkerFacts};
 use super::layer_time::ops_by_place;
 use super::{Plan, StagePlan};
@@ -51,14 +50,13 @@ impl Plan {
         model: &ModelFacts,
         workers: &[WorkerFacts],
     ) -> Result<Vec<Prediction>, String> {
-        let costs = Costs::new(model, workers, &self.settings);
         let fitting = [1, 8, 32].map(|n: u32| n.min(self.capacity.n_slots) as usize);
         let mut counts = fitting.to_vec();
         counts.dedup();
         let prompt = PROMPT.min(self.ctx().saturating_sub(1)).max(1);
         let mut predictions = Vec::new();
         for &n in &counts {
-            let out = self.sim(&costs, None).run(&Workload::at_once(n, prompt, 1))?;
+            let out = self.sim(model, workers, None).run(&Workload::at_once(n, prompt, 1))?;
             let rate = n as f64 * f64::from(prompt) * 1e6 / out.end as f64;
             let (from, to) = out.steady();
             predictions.push(prediction("prefill", n, rate, &out, from, to));
@@ -66,7 +64,7 @@ impl Plan {
         for &n in &counts {
             let generated = GENERATED.min(self.ctx().saturating_sub(SHORT_PROMPT)).max(2);
             let group = (n as f64 / self.stages.len() as f64).max(1.0);
-            let out = self.sim(&costs, Some(group)).run(&Workload::at_once(
+            let out = self.sim(model, workers, Some(group)).run(&Workload::at_once(
                 n,
                 SHORT_PROMPT,
                 generated,
@@ -79,17 +77,15 @@ impl Plan {
     }
 
     /// The line as the simulator knows it. `decode`: single rows of streams, so many to a ubatch.
-    fn sim(&self, costs: &Costs, decode: Option<f64>) -> Sim {
-        let typical = f64::from(costs.settings.typical_positions);
+    fn sim(&self, model: &ModelFacts, workers: &[WorkerFacts], decode: Option<f64>) -> Sim {
+        let typical = f64::from(self.settings.typical_positions);
         let stages: Vec<StageModel> = self
             .stages
             .iter()
-            .map(|stage| {
-                stage_model(costs.model, &costs.workers[stage.worker], stage, typical, decode)
-            })
+            .map(|stage| stage_model(model, &workers[stage.worker], stage, typical, decode))
             .collect();
         let link = |stage: &StagePlan| {
-            costs.workers[stage.worker].link.map_or(LinkModel::default(), |link| LinkModel {
+            workers[stage.worker].link.map_or(LinkModel::default(), |link| LinkModel {
                 latency_us: link.latency_us,
                 per_row_us: stage.cut_bytes as f64 / link.gbps * 1e-3,
             })

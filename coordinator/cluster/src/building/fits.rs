@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_plan::{ModelFacts, NodeFacts, least_bytes};
 
-use crate::building::place;
+use crate::building::{demands, place};
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::member::Member;
@@ -47,7 +47,7 @@ impl Fits {
 
     /// Bytes that the model takes at least over so many workers; 0 where that cannot be told.
     pub fn bytes_over(&self, workers: usize) -> u64 {
-        let settings = place::settings(&self.model, &self.options);
+        let settings = demands::settings(&self.model, &self.options);
         self.facts.as_ref().map_or(0, |facts| least_bytes(facts, &settings, workers))
     }
 

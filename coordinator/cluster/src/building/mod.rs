@@ -2,6 +2,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod build;
+pub(crate) mod demands;
 pub(crate) mod fits;
 pub(crate) mod lane;
 pub(crate) mod load;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use brigade_engine::batch::MAX_DRAFTED;
-use brigade_engine::kernels::{self, KV_PAGE};
+use brigade_engine::kernels;
 use brigade_gguf::TensorInfo;
 use brigade_plan::{
-    Checkpoint, DraftFacts, Keep, ModelFacts, NodeFacts, Plan, PlanError, PlanSettings,
-    StageMemory, WorkerFacts, plan_leaving_room,
+    Checkpoint, DraftFacts, ModelFacts, NodeFacts, Plan, PlanError, PlanSettings, StageMemory,
+    WorkerFacts, plan_leaving_room,
 };
-use brigade_proto::capability::{self, Requirements};
+use brigade_proto::capability;
 use brigade_proto::control::{
     Blob, CheckpointMode, Checkpoints, Feature, FileHint, KvType, PrepareRequest, StageSpec,
     TensorRef, WireType,
@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::building::demands;
 use crate::building::lane::LineEnds;
 use crate::building::remarks::{tell_kernels, tell_own_drafts};
 use crate::config::StageOptions;
@@ -322,7 +323,7 @@ pub fn plan_over_facts(
     if own_drafts(model, std::iter::empty(), options).is_some() {
         facts.drafts = DraftFacts::from_gguf(&model.gguf, engine_kv(options.kv_type))?;
     }
-    Ok(planned(&facts, workers, &settings(model, options), options)?)
+    Ok(planned(&facts, workers, &demands::settings(model, options), options)?)
 }
 
 /// The same as [`plan_over`], for workers that have layers in memory. `nodes`: what their nodes leave to the line, where
@@ -346,12 +347,13 @@ fn plan_holding<'a>(
         Some(nodes) => node_memory::tell(&mut facts, nodes),
         None => node_memory::tell(&mut facts, &node_memory::nodes_of(&conns)),
     }
-    let mut settings = settings(model, options);
+    let mut settings = demands::settings(model, options);
     if settings.windows && !conns.iter().all(|conn| knows(conn, Feature::Windows)) {
         tracing::info!(
             "a worker of an earlier release keeps all positions of layers with a window, so the other workers do too: upgrade it to save memory"
         );
-        settings = PlanSettings { windows: false, keep: keep(model, options, false), ..settings };
+        settings =
+            PlanSettings { windows: false, keep: demands::keep(model, options, false), ..settings };
     }
     let mut facts_of = model.facts(engine_kv(options.kv_type))?;
     if own_drafts(model, conns.iter().copied(), options).is_some() {
@@ -380,45 +382,6 @@ fn own_drafts<'m, 'a>(
     let needed = [Feature::OwnDrafts, Feature::Ahead];
     let own = model.spec.own_drafts.as_ref().filter(|_| options.own_drafts)?;
     conns.all(|conn| needed.iter().all(|feature| knows(conn, *feature))).then_some(own)
-}
-
-/// The capabilities that a model and a run require of every worker.
-pub fn requirements(model: &Model, options: &StageOptions) -> Requirements {
-    let mut quant_types: Vec<String> =
-        model.gguf.tensors().iter().map(|t| t.ty.to_string()).collect();
-    quant_types.sort_unstable();
-    quant_types.dedup();
-    Requirements {
-        architecture: model.spec.arch.clone(),
-        quant_types,
-        wire_type: options.wire_type,
-        kv_type: options.kv_type,
-        kernels: options.kernels.clone(),
-        adapters: !model.gguf.adapters().is_empty(),
-        control_vectors: model.control_vectors.is_some(),
-    }
-}
-
-/// The planner's settings for this line.
-pub fn settings(model: &Model, options: &StageOptions) -> PlanSettings {
-    let windows = !options.full_windows && model.gains_by_windows(options.ctx, options.max_rows);
-    PlanSettings {
-        ctx: model.ctx(options.ctx),
-        share_ctx: model.least_ctx(options.ctx),
-        least_ctx: options.ctx.or(options.least_ctx).unwrap_or_else(|| model.least_ctx(None)),
-        max_seqs: options.max_seqs,
-        keep: keep(model, options, windows),
-        windows,
-        block_positions: KV_PAGE as u32,
-        max_rows: options.max_rows,
-        prompt_per_generated: options.balance.prompt_per_generated(),
-        checkpoint: options.checkpoint,
-        ..PlanSettings::default()
-    }
-}
-
-fn keep(model: &Model, options: &StageOptions, windows: bool) -> Keep {
-    model.keep(options.keep, options.max_seqs, windows)
 }
 
 fn knows(conn: &Conn, feature: Feature) -> bool {

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use super::Demand;
 use super::lend::{self, Offer, WorkerId};
 use super::nodes::{Does, Nodes, promise};
-use crate::building::place;
+use crate::building::{demands, place};
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::departed::{Departed, REFUSED_FOR};
@@ -220,7 +220,7 @@ impl State {
     pub fn seat(&mut self, demand: Demand) -> (SeatId, mpsc::Receiver<Address>) {
         let id = SeatId(self.number());
         let (loans, lent) = mpsc::channel(LOAN_QUEUE);
-        let needs = place::requirements(&demand.model, &demand.options);
+        let needs = demands::requirements(&demand.model, &demand.options);
         let line = Line { demand, needs, loans, want: None, wants_since: None, why: String::new() };
         self.lines.insert(id, line);
         (id, lent)
