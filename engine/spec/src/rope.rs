@@ -12,7 +12,7 @@ pub struct RopeSpec {
     pub n_rot: usize,
     /// Base of the frequencies.
     pub freq_base: f32,
-    /// Multiplies every angle (1 / scaling factor).
+    /// Multiplies the angles (1 / scaling factor), but those that YaRN leaves alone.
     pub freq_scale: f32,
     /// Multiplies sine and cosine, before YaRN's own magnitude.
     pub attn_factor: f32,
@@ -26,7 +26,7 @@ pub struct RopeSpec {
     pub still: Vec<usize>,
 }
 
-/// Tensor `[n_rot / 2]` by which the angles are divided.
+/// Tensor by which the angles are divided, with a value for each pair of dimensions or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeFactors {
     /// `rope_freqs.weight` (llama 3 scaling, baked by the converter).

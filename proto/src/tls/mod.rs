@@ -5,11 +5,11 @@
 //! the name of a host.
 //!
 //! Reading order: [`key`] (keys and their ids), [`party`] (roles and names), [`authority`] (issues certificates),
-//! [`token`] (for new machines), [`voucher`] (for the stages of one), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
+//! [`token`] (for new machines), [`voucher`] (for the stages of a node), [`files`] (on disk), [`verify`] (checks of certificates), [`revoked`] (revocations),
 //! [`identity`] (the process's own certificate), [`credentials`] (all of these together, for TLS), `server_name` (which
 //! stage of a node is meant), [`stream`] (the connection itself), [`error_text`] (error messages).
 //!
-//! Knows nothing of HTTP/2, of calls, or of what a coordinator keeps.
+//! Knows nothing of calls, or of what a coordinator keeps.
 
 pub mod authority;
 pub mod bundle;

@@ -188,7 +188,7 @@ fn gguf() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A frame for each end of the line with every kind of op, an order, and the small bodies.
+/// A frame for each end of the line, with ops that open, copy, cut and close sequences; an order, and the small bodies.
 fn frame() -> Result<(), Box<dyn Error>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/frame");
     std::fs::create_dir_all(&corpus)?;

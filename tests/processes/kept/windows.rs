@@ -77,7 +77,7 @@ fn a_long_context_takes_little_memory() {
     std::fs::remove_file(model).unwrap();
     let [(expected, full), (got, kept)] = measured;
     assert_eq!(got, expected);
-    // Two of three layers have a window.
+    // Five of six layers have a window.
     assert!(kept * 2 < full, "{kept} with windows, {full} without");
 }
 

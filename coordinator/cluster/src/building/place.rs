@@ -1,7 +1,7 @@
 //! Places a model on connected workers, until each of them has accepted its stage.
 //!
-//! The steps are: check what the workers can do, plan the cuts, tell each worker its stage, and send it the
-//! bytes that it lacks. All stages go through this at the same time. Nothing is loaded before every worker
+//! The steps are: plan the cuts, tell each worker its stage, and send it the bytes that it lacks. Workers that cannot run the
+//! model were refused when they came ([`demands`]). All stages go through this at the same time. Nothing is loaded before every worker
 //! has accepted.
 
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub enum PlaceError {
     Aborted,
 }
 
-/// A line whose stages have been accepted.
+/// A line whose stages have their workers, which have accepted them or are to be asked.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The stages in order, each with its worker.
@@ -425,7 +425,7 @@ fn line_spec(plan: &Plan, settings: &PlanSettings, prefixes: Prefixes) -> LineSp
 /// An order for each stage of a placement, to be prepared now. `holders`: workers that may have weights.
 ///
 /// # Errors
-/// The model's files cannot be read any more.
+/// The model's files cannot be read any more, or a worker cannot reach another one.
 pub fn orders(
     model: &Model,
     placement: &Placement,

@@ -53,7 +53,7 @@ const RESTRICTING: [&str; 23] = [
     "multipleOf",
 ];
 
-/// Keywords that restrict numbers and are not supported here.
+/// Keywords that restrict numbers and are not supported here beside others.
 const NOT_WRITTEN: [&str; 4] = ["$ref", "anyOf", "oneOf", "multipleOf"];
 
 /// Keywords that hold definitions.

@@ -3,7 +3,7 @@
 //!
 //! State is modelled in both ways that layers keep it. For attention there are the tokens that were written
 //! into pages. For recurrent layers there are the tokens that a slot has taken in. The two are compared
-//! whenever a sequence is read. So a page that was given to two sequences is found, and so is a copy of the
+//! when a sequence is read, but for windows of drafts. So a page that was given to two sequences is found, and so is a copy of the
 //! wrong state.
 //!
 //! [`super::tokens`] decides which token is drawn.
@@ -48,7 +48,7 @@ struct OpenSlot {
     adapters: Arc<[AdapterUse]>,
     /// Plane of the recurrent state.
     plane: SlotId,
-    /// The token that was drawn last at a window's row, and its position.
+    /// The position of a window's row at which the last token was drawn, and the token.
     drawn: Option<(usize, u32)>,
     /// Whether the sequence's drafts were wrong, and it has not been taken back yet.
     refuted: bool,
@@ -370,8 +370,7 @@ impl Mirror {
                 self.pages.insert(to.0, self.pages[&from].clone());
             }
         }
-        // All of it: a state has no way back to `len`.
-        Ok(source.tokens[..if self.spec.prefixes == Prefixes::All { len } else { have }].to_vec())
+        Ok(source.tokens[..len].to_vec())
     }
 
     /// Checks that the pages of an open sequence hold the tokens that it has taken in.

@@ -34,7 +34,7 @@ impl Taken {
     /// Puts systemd's folder of credentials in the place of its name.
     ///
     /// # Errors
-    /// The option is not set.
+    /// The value begins with that name, and systemd has given no folder.
     pub fn find_credentials(&mut self) -> Result<(), Problem> {
         let prefix = format!("${CREDENTIALS}/");
         let texts = match &mut self.value {
@@ -116,8 +116,8 @@ pub fn choose(
 }
 
 /// The settings of the file that stand. A model's come before its section's, and those of later files before those of
-/// earlier ones; what contradicts any before it is left out. `is_said`: the command line or a variable decides it; `is_set`: it
-/// does not only turn it off.
+/// earlier ones. A setting is left out that contradicts one of a higher rank. `is_said`: the command line or a variable decides
+/// the option. `is_set`: these do more than turn it off.
 pub fn take(
     section: &'static Section,
     own: &[Setting],

@@ -51,7 +51,7 @@ pub(crate) fn gemma2(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> 
     layers(shape, plan, EMBEDDING / (shape.n_embd as f32).sqrt(), |plan| gemma_layer(shape, plan))
 }
 
-/// gemma3: windows in two of three layers, with a rotation of their own, and norms of each head too.
+/// gemma3: windows in all layers but every last of a group, with a rotation of their own, and norms of each head too.
 pub(crate) fn gemma3(shape: &Shape, plan: &mut ModelPlan) -> Result<(), String> {
     tied(shape)?;
     transformer_metadata(shape, plan);

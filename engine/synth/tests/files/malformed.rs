@@ -21,7 +21,7 @@ fn refused(cases: &[(&str, Raw, &[&str])]) {
     }
 }
 
-/// One F32 tensor of 8 values at offset 0.
+/// A file with one tensor, said to have these dimensions, this type and this offset, and so many bytes of data.
 fn one_tensor(ne: &[u64], ty: u32, offset: u64, data: usize) -> Raw {
     Raw::header(1, 0).tensor("t", ne, ty, offset).data(data)
 }
