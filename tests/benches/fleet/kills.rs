@@ -77,6 +77,10 @@ fn read(url: &str, body: &Value, seen: &Streams) -> Option<String> {
         match answer {
             Ok(answer) if answer.status() == 200 => {
                 if events(answer, &mut text, &mut last, seen)? {
+                    // The server keeps only so many streams that have ended.
+                    let stream = last.as_deref().and_then(|id| id.rsplit_once('/')).map(|id| id.0);
+                    let of = |stream| agent.delete(format!("{url}/v1/streams/{stream}")).call();
+                    drop(stream.map(of));
                     return Some(text);
                 }
             }
