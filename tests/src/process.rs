@@ -365,6 +365,20 @@ impl Server {
         assert_eq!(events.take(n).count(), n, "the stream ended before it was left");
     }
 
+    /// The status of a model's line, of several.
+    pub fn line_status(&self, model: &str) -> serde_json::Value {
+        let reply = get(&self.admin(&format!("/admin/cluster?model={model}"))).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+        answer["status"].clone()
+    }
+
+    /// The names of the workers of a model's line, in order.
+    pub fn line_workers(&self, model: &str) -> Vec<String> {
+        let status = self.line_status(model);
+        let stages = status["stages"].as_array().into_iter().flatten();
+        stages.map(|stage| stage["worker"].as_str().unwrap().to_owned()).collect()
+    }
+
     /// Value of a metric without labels, or with exactly those in `name`; 0 where there is no such metric.
     pub fn metric(&self, name: &str) -> f64 {
         let text = get(&self.admin("/metrics")).unwrap().body;

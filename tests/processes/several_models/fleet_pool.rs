@@ -46,16 +46,12 @@ impl Fleet {
 
     /// A model's line, as an operator sees it.
     pub fn status(&self, model: &str) -> Value {
-        let url = self.server.admin(&format!("/admin/cluster?model={model}"));
-        let answer: Value = serde_json::from_str(&get(&url).unwrap().body).unwrap();
-        answer["status"].clone()
+        self.server.line_status(model)
     }
 
     /// The workers of a model's line.
     pub fn line(&self, model: &str) -> Vec<String> {
-        let status = self.status(model);
-        let stages = status["stages"].as_array().into_iter().flatten();
-        stages.map(|stage| stage["worker"].as_str().unwrap().to_owned()).collect()
+        self.server.line_workers(model)
     }
 
     /// The workers on no line, as a model's line reports them.
