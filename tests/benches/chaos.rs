@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use brigade_tests::process::{Running, Server, get, signal, synth, try_signal};
 use brigade_tests::proxy::Proxy;
+use brigade_tests::up_share::free_address;
 use serde_json::{Value, json};
 
 const WORKERS: usize = 3;
@@ -64,7 +65,7 @@ struct Worker {
 
 impl Worker {
     fn start() -> Self {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = free_address().parse().unwrap();
         Self { address, proxy: Proxy::to(address), process: process(address) }
     }
 }

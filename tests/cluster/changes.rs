@@ -14,6 +14,7 @@ use brigade_tests::process::{
 };
 use brigade_tests::secure;
 use brigade_tests::streams::Streams;
+use brigade_tests::up_share::free_address;
 use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +24,7 @@ const STREAMS: usize = 4;
 const TOKENS: usize = 400;
 
 fn worker() -> Running {
-    worker_at("127.0.0.1:0")
+    worker_at(&free_address())
 }
 
 fn worker_at(address: &str) -> Running {

@@ -114,14 +114,26 @@ const PORTS: Range<u32> = 12_000..32_000;
 /// # Panics
 /// If all of them are taken.
 pub fn free_address() -> String {
+    format!("127.0.0.1:{}", first_of_free_ports(1))
+}
+
+/// The first of so many free ports behind each other, as [`free_address`].
+///
+/// # Panics
+/// If there are none.
+pub fn first_of_free_ports(count: u16) -> u16 {
     static TOLD: AtomicU32 = AtomicU32::new(0);
     // Programs that run at the same time begin at different ports.
     let begin = std::process::id().wrapping_mul(89);
-    let mut ports = PORTS.map(|_| {
-        let next = begin.wrapping_add(TOLD.fetch_add(1, Ordering::Relaxed));
-        format!("127.0.0.1:{}", PORTS.start + next % (PORTS.end - PORTS.start))
+    let all = PORTS.end - PORTS.start;
+    let mut firsts = PORTS.map(|_| {
+        let told = TOLD.fetch_add(count.into(), Ordering::Relaxed);
+        PORTS.start + begin.wrapping_add(told) % all
     });
-    ports.find(|address| TcpListener::bind(address).is_ok()).expect("a free port")
+    let is_free = |port: u32| TcpListener::bind(format!("127.0.0.1:{port}")).is_ok();
+    let are_free = |first: &u32| (*first..first + u32::from(count)).all(is_free);
+    let first = firsts.find(are_free).expect("free ports");
+    u16::try_from(first).expect("a port has 16 bits")
 }
 
 /// A server, up or not.

@@ -314,7 +314,7 @@ fn a_remote_worker_may_come_back() {
     let at = |address: &str| {
         Running::start(&["worker", "--listen", address], "brigade worker ready on ")
     };
-    let (a, b) = (at("127.0.0.1:0"), at("127.0.0.1:0"));
+    let (a, b) = (at("127.0.0.1:0"), at(&free_address()));
     let server = Server::start(&["--worker", &a.ready, "--worker", &b.ready]);
     let body = json!({ "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 5,
                        "temperature": 0, "ignore_eos": true });

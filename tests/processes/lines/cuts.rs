@@ -206,7 +206,7 @@ fn workers_that_join_are_waited_for_until_the_cut_has_all_of_its_own() {
 
 fn a_servers_line_waits_for_all_workers_that_the_cut_names() {
     let at = |address: &str| Running::start(&["worker", "--listen", address], WORKER_READY);
-    let (a, b) = (at("127.0.0.1:0"), at("127.0.0.1:0"));
+    let (a, b) = (at("127.0.0.1:0"), at(&free_address()));
     let log = scratch("serve.log");
     let server =
         Server::start_logged(&["--worker", &a.ready, "--worker", &b.ready, "--cuts", "5"], &log);

@@ -8,6 +8,7 @@ use brigade_engine::device::gpus;
 use brigade_proto::address::Address;
 use brigade_tests::process::{Running, Server, is_alive, run, signal};
 use brigade_tests::secure::READY;
+use brigade_tests::up_share::first_of_free_ports;
 use serde_json::{Value, json};
 
 use crate::several_models::fleet::{PATIENCE, Scratch, said, stream, wait_for_models, words};
@@ -228,9 +229,7 @@ fn plain_stages_of_a_node_are_one_line_through_one_port() {
 }
 
 fn stages_have_ports_of_their_own_where_they_are_named() {
-    // Some that are free: others may take them before the node does, and then it says so.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let first = if free < 60_000 { free } else { free - 10_000 };
+    let first = first_of_free_ports(2);
     let (listen, ports) = (format!("127.0.0.1:{first}"), format!("{first}-{}", first + 1));
     let args = ["worker", "--stages", "2", "--memory", "2G", "--speed", "20,200"];
     let each = ["--listen", &listen, "--stage-ports", &ports];

@@ -1,6 +1,5 @@
 //! Servers for replays: started, watched, killed and started again.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use crate::process::{Running, brigade, get, run};
+use crate::up_share::first_of_free_ports;
 
 /// How long a server may take until it answers.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -215,8 +215,7 @@ impl Peer {
         if named.starts_with("http://") {
             return Ok(Self { child: None, url: named.to_owned(), peak: 0 });
         }
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.map_err(|error| error.to_string())?.port();
+        let port = first_of_free_ports(1);
         let mut command = Command::new(named);
         command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "-m"]).arg(model);
         command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
