@@ -9,6 +9,7 @@ mod plan;
 mod plan_beside;
 mod plan_depth;
 mod plan_held;
+mod plan_machines;
 mod plan_needs;
 mod plan_passes;
 mod plan_random;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         plan_beside,
         plan_depth,
         plan_held,
+        plan_machines,
         plan_needs,
         plan_passes,
         plan_random,
