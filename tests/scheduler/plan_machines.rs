@@ -172,9 +172,30 @@ fn two_ubatches_at_once_would_win_little() {
     }
 }
 
+/// Nor is a queue of the GPU for uploads alone, beside the one that computes: prompts wait for the way to the GPU, and
+/// what it computes meanwhile is little.
+fn a_queue_for_uploads_would_win_little() {
+    let glm = glm_flash();
+    let glm_worker = glm_flash_worker(&glm);
+    for (name, model, worker) in
+        [("gpt-oss-120b", &gpt_oss(), gpt_oss_worker()), ("GLM-4.7-Flash", &glm, glm_worker)]
+    {
+        let at_once = WorkerFacts { gops: 1e12, ..worker.clone() };
+        for rows in [512, 4096] {
+            let of = |worker| row_times(model, worker, rows, 1).prefill_us;
+            let (all, beside) = (of(&worker), of(&at_once));
+            // One after the other, and the longer of both at most.
+            let won = all / beside.max(all - beside);
+            println!("{name}: prompts in ubatches of {rows} rows {won:.2} times as fast");
+            assert!((1.0..1.2).contains(&won), "{name}, {rows}: {won}");
+        }
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         gpt_oss_is_predicted_as_people_measured_it,
         glm_flash_is_predicted_from_its_outer_cases,
-        two_ubatches_at_once_would_win_little;
+        two_ubatches_at_once_would_win_little,
+        a_queue_for_uploads_would_win_little;
 ];

@@ -167,7 +167,9 @@ impl Experts {
     ) -> Rows {
         let Place { device, scratch, adapters, .. } = *here;
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
-        if let Some(pairs) = self.of_pairs_apart(here, x, away) {
+        if away.is_rehearsal {
+            self.rehearse_apart(here, x, away);
+        } else if let Some(pairs) = self.of_pairs_apart(here, x, away) {
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
             return sum;
@@ -196,7 +198,7 @@ impl Experts {
     /// others where they lie. `None` where all are computed where they lie.
     fn of_pairs_apart(&self, here: &Place<'_>, x: &Rows, away: &Away<'_>) -> Option<Rows> {
         let Place { device, scratch, adapters, .. } = *here;
-        if self.are_adapted(adapters, x.n_rows()) || away.is_rehearsal {
+        if self.are_adapted(adapters, x.n_rows()) {
             return None;
         }
         let ExpertShares { with_copy, visiting, staying } =
@@ -228,6 +230,21 @@ impl Experts {
         };
         device.place_rows(&stayed, &staying.pairs, &mut pairs);
         Some(pairs)
+    }
+
+    /// What the stage's device does in [`Experts::sum_away`] where it computes experts with copies or guests: in a rehearsal, with
+    /// a pair of each row as those of one expert.
+    fn rehearse_apart(&self, here: &Place<'_>, x: &Rows, away: &Away<'_>) {
+        let Place { device, scratch, adapters, .. } = *here;
+        let Some((share, guests)) = device.rehearsed_share(&away.routing, &self.matrices()) else {
+            return;
+        };
+        let mut pairs = scratch.take(away.routing.n_pairs(), x.cols());
+        let place = Place { device, scratch, adapters, guests: Some(guests) };
+        let rows = self.of_pairs(&place, x, &share.routing);
+        device.place_rows(&rows, &share.pairs, &mut pairs);
+        let mut sum = scratch.zeros(x.n_rows(), x.cols());
+        device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
     }
 
     /// The gate, where there is one, and the ways up and down, where experts work.

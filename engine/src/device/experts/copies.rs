@@ -57,6 +57,11 @@ impl Copies {
         self.of.contains_key(&expert)
     }
 
+    /// Whether so many bytes of what is set aside are free.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.taken.saturating_add(bytes) <= self.room
+    }
+
     /// Memory for a copy with matrices of these bytes: what is set aside, or that of one which is used less.
     fn places(
         &mut self,
@@ -65,7 +70,7 @@ impl Copies {
         lens: &[usize],
     ) -> Option<Vec<Arc<dyn Buffer>>> {
         let bytes: u64 = lens.iter().map(|len| *len as u64).sum();
-        if self.taken + bytes <= self.room {
+        if self.has_room(bytes) {
             let place = |len: &usize| there.alloc(*len, Purpose::Weights).map(Arc::from);
             match lens.iter().map(place).collect() {
                 Ok(places) => {

@@ -205,6 +205,40 @@ impl Device {
         Some(guests)
     }
 
+    /// The first of a routing's experts as if it were here, for a rehearsal: nothing is copied. `None` where no expert has copies
+    /// or visits.
+    pub fn rehearsed_share(
+        &self,
+        routing: &Routing,
+        matrices: &[&ExpertMatrices],
+    ) -> Option<(RoutingShare, Guests<'_>)> {
+        let (there, beside) = (self.there.as_ref()?, self.beside.as_ref()?);
+        let lists = routing.lists();
+        let expert = lists.spans.first()?.0;
+        // No expert has more pairs than there are rows, and some have one.
+        let span = (expert, 0..routing.n_rows().min(lists.rows.len()));
+        let places = &beside.places;
+        let mut guests = Guests { places, taken: Vec::new(), all: Vec::new() };
+        for matrices in matrices {
+            let host = matrices.matrix(expert);
+            let len = host.nbytes();
+            let place = match places.with(|places| places.get_mut(&len)?.pop()) {
+                Some(place) => {
+                    guests.taken.push(place.clone());
+                    place
+                }
+                // Without guests there is room for copies alone.
+                None if beside.copies().has_room(len as u64) => {
+                    there.alloc(len, Purpose::Weights).ok()?.into()
+                }
+                None => return None,
+            };
+            let copied = vec![Arc::new(host.copied_to(place))];
+            guests.all.push(ExpertMatrices::of_some(vec![expert], copied));
+        }
+        Some((RoutingShare::of(routing, &lists.weights(), &[&span]), guests))
+    }
+
     /// Copies `rows`, which lie here or with the host, to rows `pairs` of `all`, one range after the other.
     pub fn place_rows(&self, rows: &Rows, pairs: &[Range<usize>], all: &mut Rows) {
         let (cols, mut at) = (rows.cols(), 0);
@@ -242,10 +276,17 @@ impl Beside {
 impl RoutingShare {
     /// The share of the experts at these places of the list, in ascending order; `weights` are those of all pairs.
     fn new(routing: &Routing, weights: &[f32], places: &[usize]) -> Self {
+        let spans = &routing.lists().spans;
+        let chosen: Vec<_> = places.iter().map(|place| &spans[*place]).collect();
+        Self::of(routing, weights, &chosen)
+    }
+
+    /// The share of experts with these ranges of the pairs, in ascending order.
+    fn of(routing: &Routing, weights: &[f32], chosen: &[&(usize, Range<usize>)]) -> Self {
         let all = routing.lists();
         let (mut rows, mut spans, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         let (mut pairs, mut experts) = (Vec::new(), Vec::new());
-        for (expert, of) in places.iter().map(|place| &all.spans[*place]) {
+        for (expert, of) in chosen {
             spans.push((*expert, rows.len()..rows.len() + of.len()));
             rows.extend_from_slice(&all.rows[of.clone()]);
             pairs.push(of.clone());

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
-use brigade_engine::device::gpus;
+use brigade_engine::device::{Visits, gpus};
 use brigade_gguf::Gguf;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig};
@@ -93,14 +93,25 @@ fn the_host_waits_once_in_a_pass_and_records_it_once() {
 const REHEARSED: [&str; 6] =
     ["granitehybrid", "graniteswitch", "kimi-linear", "llama", "qwen2moe", "rwkv7"];
 
+/// Mixtures whose experts lie with the host: some visit the device, or have copies there.
+const BESIDE: [(&str, Visits, u64); 3] = [
+    ("gpt-oss-mxfp4", Visits::From(1), 0),
+    ("qwen3vlmoe", Visits::Never, 1 << 20),
+    ("grovemoe", Visits::From(2), 1 << 20),
+];
+
 /// A rehearsal finds all kernels of prompts and of decode, and changes nothing that is computed later.
 fn kernels_are_compiled_before_they_are_used(golden: &Golden) {
     let tokens = &golden.manifest.tokens;
-    for name in REHEARSED {
+    let here = REHEARSED.map(|name| (name, LineConfig::default()));
+    let beside = BESIDE.map(|(name, visits, copies)| {
+        (name, LineConfig { host_experts: u32::MAX, visits, copies, ..LineConfig::default() })
+    });
+    for (name, config) in beside.into_iter().chain(here) {
         let path = golden.model(&golden.manifest.models[name]);
         let n_layer = brigade_models::describe(&Gguf::open(&path).unwrap()).unwrap().n_layer();
         let cuts = Line::even_cuts(n_layer, 2);
-        let config = |kernels| LineConfig { cuts: cuts.clone(), kernels, ..LineConfig::default() };
+        let config = |kernels| LineConfig { cuts: cuts.clone(), kernels, ..config.clone() };
         let mut line = Line::open(&path, &config(Some("vulkan:0")));
         let found: Vec<_> =
             line.stages().iter_mut().map(|stage| stage.rehearse().unwrap()).collect();
@@ -111,7 +122,20 @@ fn kernels_are_compiled_before_they_are_used(golden: &Golden) {
         let logits = bits(line.logits(tokens, 37));
         let generated = line.generate(tokens, 4, 37);
         let missed = line.stages()[0].n_kernels() - before;
-        println!("{name}: {found:?} kernels compiled before, {missed} in a prompt and in decode");
+        let counts = line.stages().iter().map(|stage| stage.expert_counts()).map(|counts| {
+            let sent = counts.sent_bytes > 0 || counts.copy_rows > 0;
+            (sent, counts.host_rows + counts.device_rows)
+        });
+        let counts: Vec<_> = counts.collect();
+        println!(
+            "{name}: {found:?} kernels compiled before, {missed} in a prompt and in decode; experts {counts:?}"
+        );
+        if config(None).host_experts > 0 {
+            assert!(
+                counts.iter().any(|(sent, _)| *sent),
+                "{name}: experts were sent to the device"
+            );
+        }
         assert_eq!(missed, 0, "{name}: kernels that a rehearsal misses");
         let again: Vec<_> =
             line.stages().iter_mut().map(|stage| stage.rehearse().unwrap()).collect();
