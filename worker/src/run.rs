@@ -228,10 +228,12 @@ impl Bound {
         };
         tokio::pin!(serving);
         let keeping = async { match secure.keep().await {} };
+        let looking = async { match worker.clone().look_at_disks().await {} };
         tokio::select! {
             served = &mut serving => return Ok(served?),
             () = joining => {}
             () = keeping => {}
+            () = looking => {}
             () = shutdown => {}
             stuck = worker.stuck() => return Err(stuck.into()),
         }

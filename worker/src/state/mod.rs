@@ -3,10 +3,12 @@
 //!
 //! This file has the stage's life from Load to Unload, and [`prepare`] what comes before. [`lanes`] has the data plane's
 //! part. [`snapshots`] reads and writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps states of
-//! a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the worker.
+//! a worker beside the line, [`ahead`] loads for the next line, [`disks`] looks at disks, and [`report`] answers questions about
+//! the worker.
 
 mod ahead;
 mod copies;
+mod disks;
 mod lanes;
 mod prefixes;
 mod prepare;
@@ -57,6 +59,7 @@ pub struct Worker {
     lane_ended: Notify,
     stop: CancellationToken,
     readings: report::Readings,
+    disks: disks::Disks,
     states: Arc<Semaphore>,
     fetches: Arc<Semaphore>,
     weights: Arc<Semaphore>,
@@ -112,6 +115,7 @@ impl Worker {
             lane_ended: Notify::new(),
             stop,
             readings: report::Readings::default(),
+            disks: disks::Disks::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
