@@ -1,4 +1,5 @@
-//! What the worker's disks have, as heartbeats say it. Looking takes a while, so it is done beside them.
+//! What the worker's disks have, as heartbeats say it, and what is to be given back. That takes a while, so it is done beside
+//! them.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +24,7 @@ impl Disks {
 }
 
 impl Worker {
-    /// Looks at the disks again and again, and lets go of what other workers have removed there.
+    /// Looks at the disks again and again, lets go of what other workers have removed there, and makes room for others of the node.
     pub async fn look_at_disks(self: Arc<Self>) -> Infallible {
         loop {
             let worker = self.clone();
@@ -41,6 +42,7 @@ impl Worker {
         let [checkpoints, checkpoints_limit] =
             disk.as_ref().and_then(|disk| disk.used()).unwrap_or_default();
         disk.iter().for_each(|disk| disk.forget_removed());
+        self.give_back_room();
         let standing = cache.standing().map(|standing| standing.nbytes);
         let limit = cache.limit_bytes();
         let mut last = self.disks.0.lock().unwrap_or_else(PoisonError::into_inner);
