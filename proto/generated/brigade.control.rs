@@ -59,6 +59,23 @@ pub struct Capabilities {
     /// The memory that it shares with other workers; absent: it has its own.
     #[prost(message, optional, tag = "19")]
     pub node: ::core::option::Option<NodePart>,
+    /// Its disks; absent: it does not say.
+    #[prost(message, optional, tag = "20")]
+    pub disk: ::core::option::Option<DiskPart>,
+}
+/// The folder of a worker's cache, as all workers that share it have it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DiskPart {
+    /// Bytes of weights that loaded and loading stages need and that stay, and the limit of all.
+    #[prost(uint64, tag = "1")]
+    pub pinned: u64,
+    #[prost(uint64, tag = "2")]
+    pub limit: u64,
+    /// Bytes of checkpoints there, and their limit; 0: it keeps none on the disk.
+    #[prost(uint64, tag = "3")]
+    pub checkpoints: u64,
+    #[prost(uint64, tag = "4")]
+    pub checkpoints_limit: u64,
 }
 /// The memory of a node, as its stages have it. Each of them is a worker, and may take what the others leave.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -627,9 +644,11 @@ pub struct HealthReply {
     pub expert_wait_us: u64,
     #[prost(uint64, tag = "27")]
     pub host_expert_us: u64,
-    /// As that of Capabilities, now.
+    /// As those of Capabilities, now.
     #[prost(message, optional, tag = "28")]
     pub node: ::core::option::Option<NodePart>,
+    #[prost(message, optional, tag = "29")]
+    pub disk: ::core::option::Option<DiskPart>,
 }
 /// Bytes and number of the records of prefixes on a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -34,7 +34,7 @@ use crate::machine::pace::Pace;
 use crate::machine::reading_threads::{Pool, PoolError};
 use crate::prefixes::FOLDER;
 use crate::prefixes::folder::Folder;
-use crate::prefixes::store::{MAX_AGE, Store};
+use crate::prefixes::store::{MAX_AGE, Rooms, Store};
 use crate::services::control::ControlService;
 use crate::services::copies::CopiesService;
 use crate::services::join::keep_joining;
@@ -104,15 +104,15 @@ pub enum WorkerError {
 }
 
 /// The records that the settings ask for.
-async fn open_prefixes(config: &Config) -> Result<Option<Prefixes>, WorkerError> {
+async fn open_prefixes(config: &Config, ledger: &Ledger) -> Result<Option<Prefixes>, WorkerError> {
     let (dir, limits) = (config.cache_dir.join(FOLDER), config.prefixes);
     if !limits.any() {
         // Old folders are deleted after a time.
         let expired = tokio::task::spawn_blocking(move || Folder::expire(&dir, MAX_AGE)).await;
         return expired.map(|()| None).map_err(|error| WorkerError::Lost(error.to_string()));
     }
-    let at = dir.clone();
-    let opened = tokio::task::spawn_blocking(move || Store::open(&at, limits)).await;
+    let (at, rooms) = (dir.clone(), Rooms::of(ledger, limits));
+    let opened = tokio::task::spawn_blocking(move || Store::open(&at, limits, rooms)).await;
     let opened = opened.map_err(|error| WorkerError::Lost(error.to_string()))?;
     let store = opened.map_err(|source| WorkerError::Prefixes { dir, source })?;
     Ok(Some(Prefixes::new(store)))
@@ -126,9 +126,10 @@ fn ledger(config: &Config, backend: &dyn StageBackend) -> Result<Ledger, WorkerE
     let measured = || backend.free_bytes().map(left);
     let limit = config.memory_bytes.or(of_place).or_else(measured);
     let limit = limit.ok_or(WorkerError::MemoryUnknown)?;
-    // Stages have equal parts of what is said for records and for copies of experts.
     let stages = config.share.map_or(1, |share| share.of) as u64;
-    let records = config.prefixes.ram.saturating_mul(stages);
+    // Stages that share a ledger share the room for records, too. The others have equal parts of both.
+    let shares = config.share.is_some_and(|share| share.inherited.is_some());
+    let records = config.prefixes.ram.saturating_mul(if shares { 1 } else { stages });
     // Records lie in the host's memory.
     let limit = if backend.has_own_memory() { limit } else { limit.saturating_sub(records) };
     // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
@@ -178,7 +179,7 @@ impl Bound {
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
         let ledger = ledger(&config, &*backend)?;
         let loader = Loader {
-            ledger,
+            ledger: ledger.clone(),
             model_files: config.model_files,
             backend,
             hashes: HashStore::new(cache.dir(), pool.clone()),
@@ -192,7 +193,7 @@ impl Bound {
         let accepted = accepted.filter(|_| config.is_behind_node);
         let listener = listener(&config, &secure.network, accepted).await?;
         let stop = CancellationToken::new();
-        let prefixes = open_prefixes(&config).await?;
+        let prefixes = open_prefixes(&config, &ledger).await?;
         let worker = Worker::new(loader, secure.network.clone(), stop.clone());
         let worker = Arc::new(worker.with_prefixes(prefixes));
         Ok(Self { listener, config, secure, worker, stop })
@@ -228,10 +229,12 @@ impl Bound {
         };
         tokio::pin!(serving);
         let keeping = async { match secure.keep().await {} };
+        let looking = async { match worker.clone().look_at_disks().await {} };
         tokio::select! {
             served = &mut serving => return Ok(served?),
             () = joining => {}
             () = keeping => {}
+            () = looking => {}
             () = shutdown => {}
             stuck = worker.stuck() => return Err(stuck.into()),
         }

@@ -214,6 +214,9 @@ pub struct NodeStatus {
     /// The memory of its node, if it is one of several stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_memory: Option<NodeMemory>,
+    /// The folder of its cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskUse>,
     /// Bytes of its stage, by memory.
     #[serde(default)]
     pub bytes: Option<StageBytes>,
@@ -236,6 +239,21 @@ pub struct NodeMemory {
     pub limit: u64,
     /// Bytes that they have, with their processes.
     pub granted: u64,
+}
+
+/// The folder of a worker's cache, as all workers that share it have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskUse {
+    /// Bytes of weights that loaded and loading stages need: they stay.
+    pub pinned: u64,
+    /// Bytes that the cache may hold.
+    pub limit: u64,
+    /// Bytes of checkpoints.
+    #[serde(default)]
+    pub checkpoints: u64,
+    /// Bytes that checkpoints may take; 0: the worker keeps none on the disk.
+    #[serde(default)]
+    pub checkpoints_limit: u64,
 }
 
 /// Bytes of a stage by device.

@@ -8,3 +8,4 @@ pub mod loads;
 pub mod models_dir;
 pub mod nodes;
 pub mod pulled;
+pub mod shared_cache;

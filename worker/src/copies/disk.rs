@@ -5,13 +5,18 @@
 //! so a position is either complete or absent. Every record has a hash. After a crash, everything behind the first
 //! bad record is cut off.
 //!
-//! Workers of one machine may share the folder: each writes and removes only files of its own layers.
+//! Workers of one machine may share the folder, and have one limit there ([`space`]). Each writes files of its own layers, which it
+//! has locked for as long as it runs. Where there is no room, the sequence goes that nobody has locked and that was written
+//! longest ago.
+
+mod space;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brigade_engine::batch::{CopyName, TokenMark};
@@ -20,17 +25,21 @@ use brigade_proto::limits::{COPY_POSITIONS, MAX_SMALL_BYTES};
 use bytes::Bytes;
 use prost::Message;
 
+use self::space::{Space, bytes_in, folders, sequences};
 use super::RESTS_KEPT;
 use super::parts::{self, Assembler, Event};
 use super::piece::Piece;
 use super::store::{Budget, Head, Item, Store, What};
 use super::taker::Taken;
 
-/// Bytes of copies on a disk at most.
+/// Bytes of copies in a folder at most, of all workers that share it.
 pub const DISK_BYTES: u64 = 64 << 30;
 
 /// Bytes of a record's hash.
 const CHECK_BYTES: usize = 16;
+
+/// Bytes of a record beside the item's own, at most.
+const RECORD_BYTES: u64 = 256;
 
 /// Where full pages are, in a sequence's folder.
 const PAGES: &str = "pages";
@@ -44,7 +53,9 @@ pub struct Disk {
     dir: PathBuf,
     /// The index of copies in the folder.
     pub store: Arc<Store>,
-    budget: Arc<Budget>,
+    space: Space,
+    /// Whether copies had no room when they were last written.
+    is_full: AtomicBool,
     open: Mutex<HashMap<CopyName, Open>>,
 }
 
@@ -53,6 +64,7 @@ pub struct Disk {
 struct Open {
     folder: PathBuf,
     head: Head,
+    /// It is locked: no other worker removes it.
     pages: Arc<File>,
     len: u64,
 }
@@ -64,10 +76,12 @@ impl Disk {
     /// The folder cannot be made or read. A sequence that cannot be read is left out with a warning.
     pub fn open(dir: PathBuf, limit: u64) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
+        // The index has all that is there; what may be written is the folder's affair.
         let budget = Arc::new(Budget::default());
-        budget.set_limit(limit);
-        let store = Arc::new(Store::new(budget.clone()));
-        let disk = Self { dir, store, budget, open: Mutex::default() };
+        budget.set_limit(u64::MAX);
+        let (store, space) = (Arc::new(Store::new(budget)), Space::open(&dir, limit)?);
+        let disk =
+            Self { dir, store, space, is_full: AtomicBool::new(false), open: Mutex::default() };
         for folder in folders(&disk.dir)?.iter().flat_map(|of| folders(of).unwrap_or_default()) {
             if let Err(error) = disk.recover(&folder) {
                 let path = folder.display();
@@ -77,17 +91,48 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Writes a copy; returns its bytes.
+    /// Writes a copy; returns its bytes. Nothing is written where there is no room.
     ///
     /// # Errors
     /// The disk refuses. Earlier copies stay valid.
     pub fn write(&self, taken: &Taken) -> io::Result<usize> {
         let mut all = self.all();
+        let (head, room) = (&taken.head, most_bytes(taken));
+        let has_room = self.make_room(room)?;
+        if self.is_full.swap(!has_room, Ordering::Relaxed) == has_room {
+            let dir = self.dir.display();
+            tracing::warn!(%dir, has_room, "there is room for checkpoints again, or there is none: all that is there belongs to streams that run");
+        }
+        if !has_room {
+            return Ok(0);
+        }
+        let folder = self.folder_of(head.name, &head.layers);
+        let before = bytes_in(&folder);
+        let written = self.write_to(&mut all, taken);
+        self.space.replace(room.saturating_add(before), bytes_in(&folder))?;
+        written
+    }
+
+    /// Lets go of sequences whose files another worker has removed: the disk frees their bytes when nobody has them open. Blocks.
+    pub fn forget_removed(&self) {
+        let all = self.all();
+        for name in self.store.all_names() {
+            if !all.contains_key(&name) && !self.folder(name).exists() {
+                self.store.forget(name);
+            }
+        }
+    }
+
+    /// The bytes that all workers' copies take in the folder, and their limit. Blocks.
+    pub fn used(&self) -> Option<[u64; 2]> {
+        self.space.used()
+    }
+
+    fn write_to(&self, all: &mut HashMap<CopyName, Open>, taken: &Taken) -> io::Result<usize> {
         let head = &taken.head;
         if all.get(&head.name).is_none_or(|open| open.head != *head) {
             all.insert(head.name, self.begin(head)?);
         }
-        self.make_room(taken.items.iter().map(|(_, bytes)| bytes.len() as u64).sum(), &all);
         let Some(open) = all.get_mut(&head.name) else { return Ok(0) };
         let (mut nbytes, mut rests, mut spoilt) = (0, Vec::new(), false);
         for (item, bytes) in &taken.items {
@@ -112,8 +157,15 @@ impl Disk {
         self.store.forget(name);
         // Files that cannot be removed are tried again at the next start. Files of other layers belong to another
         // worker.
-        let _ = fs::remove_dir_all(self.folder_of(name, layers));
+        self.remove(&self.folder_of(name, layers), bytes_in);
         let _ = fs::remove_dir(self.folder(name));
+    }
+
+    /// Removes a folder of so many bytes as `measured`. What cannot be counted is, when the folder is measured again.
+    fn remove(&self, folder: &Path, measured: impl Fn(&Path) -> u64) {
+        let before = measured(folder);
+        let _ = fs::remove_dir_all(folder);
+        let _ = self.space.replace(before, measured(folder));
     }
 
     fn folder(&self, name: CopyName) -> PathBuf {
@@ -138,6 +190,8 @@ impl Disk {
             fs::create_dir_all(&folder)?;
         }
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
+        // Another worker that has it would have other layers.
+        let _ = file.try_lock();
         let len = good.unwrap_or(0) as u64;
         file.set_len(len)?;
         let mut open = Open { folder, head: head.clone(), len, pages: Arc::new(file) };
@@ -185,16 +239,26 @@ impl Disk {
         Ok(bytes.len())
     }
 
-    /// Drops sequences that this worker has not written to since its start, while there is too little room.
-    fn make_room(&self, nbytes: u64, written: &HashMap<CopyName, Open>) {
-        let mut names = self.store.all_names();
-        names.retain(|name| !written.contains_key(name));
-        while !self.budget.has_room(nbytes)
-            && let Some(name) = names.pop()
-        {
-            self.store.forget(name);
-            let _ = fs::remove_dir_all(self.folder(name));
+    /// Takes room for so many bytes, and drops sequences that no worker writes while there is too little; whether there is room.
+    fn make_room(&self, nbytes: u64) -> io::Result<bool> {
+        if self.space.take(nbytes)? {
+            return Ok(true);
         }
+        self.space.measure()?;
+        for sequence in sequences(&self.dir)? {
+            if self.space.take(nbytes)? {
+                return Ok(true);
+            }
+            let folder = &sequence.folder;
+            if is_written(folder) {
+                continue;
+            }
+            if let Some(name) = named(folder) {
+                self.store.forget(name);
+            }
+            self.remove(folder, |folder| if folder.exists() { sequence.nbytes } else { 0 });
+        }
+        self.space.take(nbytes)
     }
 
     fn recover(&self, folder: &Path) -> io::Result<()> {
@@ -313,9 +377,30 @@ fn next_record(bytes: &[u8], at: usize) -> Option<(CopyPart, Range<usize>, usize
     (hash.as_bytes()[..CHECK_BYTES] == *check).then_some((message, data, end))
 }
 
-fn folders(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
-    Ok(entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
+/// The bytes that a copy takes at most.
+fn most_bytes(taken: &Taken) -> u64 {
+    let head = record(&parts::head(&taken.head), &[]).len() as u64;
+    let items = taken.items.iter().map(|(_, bytes)| bytes.len() as u64 + RECORD_BYTES);
+    // Both files begin with the head, and one ends with a mark.
+    items.sum::<u64>() + 2 * head + RECORD_BYTES
+}
+
+/// Whether a worker writes a sequence, of whatever layers.
+fn is_written(folder: &Path) -> bool {
+    let is_locked = |layers: &PathBuf| {
+        File::open(layers.join(PAGES)).is_ok_and(|pages| pages.try_lock().is_err())
+    };
+    folders(folder).unwrap_or_default().iter().any(is_locked)
+}
+
+/// The name of the sequence that a folder is of.
+fn named(folder: &Path) -> Option<CopyName> {
+    let text = folder.file_name()?.to_str()?;
+    let mut name = [0; 16];
+    for (i, byte) in name.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()?;
+    }
+    Some(CopyName(name))
 }
 
 /// Positions that have a file, ascending.
@@ -420,6 +505,46 @@ mod tests {
         let again = Disk::open(dir.clone(), 10_000).unwrap();
         again.write(&taken(3, 1, Some(256))).unwrap();
         assert_eq!(whole(&Disk::open(dir.clone(), 10_000).unwrap()), [192, 256]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A copy of one page of so many bytes, and of no state beside it, of layer 4.
+    fn page_of(name: u8, nbytes: usize) -> Taken {
+        let (name, prints) = (CopyName([name; 16]), vec![blake3::hash(b"4")]);
+        let head = Head { name, kind: [3; 32], layers: 4..5, prints };
+        let pages = Item { layer: 4, block: 0, paged: true, what: What::Pages { first: 0, n: 1 } };
+        Taken::of(head, Some((64, MARK)), vec![(pages, Bytes::from(vec![name.0[0]; nbytes]))])
+    }
+
+    fn used(disk: &Disk) -> u64 {
+        let [used, _] = disk.used().unwrap();
+        used
+    }
+
+    #[test]
+    fn workers_that_share_a_folder_have_one_limit() {
+        let dir = scratch("shared");
+        let [first, second] = [0; 2].map(|_| Disk::open(dir.clone(), 10_000).unwrap());
+        let has = |disk: &Disk, name: u8| !disk.store.find(CopyName([name; 16])).is_empty();
+        assert!(first.write(&page_of(1, 6000)).unwrap() > 6000);
+        assert!((6000..7000).contains(&used(&second)), "each sees what the other has");
+        // What another worker writes stays.
+        assert_eq!(second.write(&page_of(2, 4000)).unwrap(), 0);
+        assert!(!has(&second, 2));
+        assert!(second.write(&page_of(2, 2000)).unwrap() > 2000);
+        // A worker that has ended writes nothing: the sequence of longest ago goes, that of the other stays.
+        drop(first);
+        assert!(second.write(&page_of(3, 4000)).unwrap() > 4000);
+        let third = Disk::open(dir.clone(), 10_000).unwrap();
+        assert_eq!([1, 2, 3].map(|name| has(&third, name)), [false, true, true]);
+        second.forget(CopyName([3; 16]), &(4..5));
+        third.forget_removed();
+        assert_eq!([2, 3].map(|name| has(&third, name)), [true, false]);
+        assert!((2000..3000).contains(&used(&third)));
+        // A number that a killed process left wrong is measured again when it matters.
+        fs::write(dir.join("bytes"), 10_000u64.to_le_bytes()).unwrap();
+        assert!(second.write(&page_of(4, 4000)).unwrap() > 4000);
+        assert!((6000..7500).contains(&used(&third)));
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,7 +1,6 @@
 //! Fetches tensors from the source of their model, by byte range, into the cache. Their hashes are not known before;
 //! this worker computes and reports them.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -16,7 +15,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_PRIVATE_HOSTS, MAX_SPANS};
 
 use super::load::cache_failure;
-use crate::weights::cache::{BlobWriter, Cache, CacheError};
+use crate::weights::cache::{BlobWriter, Cache, CacheError, Needed};
 
 /// Connections at a time.
 const AT_ONCE: usize = 4;
@@ -114,14 +113,14 @@ impl Fetch {
         Ok(Self { file, sha256: file_sha256.to_vec(), spans: checked, private_hosts })
     }
 
-    /// Bytes of all spans.
-    pub fn nbytes(&self) -> u64 {
-        self.spans.iter().map(|span| span.end - span.start).sum()
-    }
-
-    /// Names of these spans' parts, which eviction must leave.
-    pub fn keep(&self) -> HashSet<Hash> {
-        self.spans.iter().map(|span| self.key(span)).collect()
+    /// The spans' parts, for which the cache has room to make.
+    pub fn needed(&self) -> Vec<Needed> {
+        let needed = |span: &Range<u64>| Needed {
+            hash: self.key(span),
+            nbytes: span.end - span.start,
+            may_be_absent: false,
+        };
+        self.spans.iter().map(needed).collect()
     }
 
     /// Fetches all spans into `cache`, where there is room for them. `step` gets the progress, and returns whether to

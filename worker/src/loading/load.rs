@@ -6,7 +6,9 @@
 //!
 //! A path in an order comes from a peer and may name any file. Answers therefore reveal nothing of its content.
 
-use std::collections::{HashMap, HashSet};
+mod cached;
+
+use std::collections::HashSet;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use super::order::{Content, Order};
 use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
 use crate::machine::ledger::{Amount, Held, Lacking, Ledger};
 use crate::machine::reading_threads::Pool;
-use crate::weights::cache::{BlobState, Cache, CacheError, CachedBlob};
+use crate::weights::cache::{Cache, CacheError, Pinned, Purpose};
 use crate::weights::hashes::{HashStore, hinted_state};
 use crate::weights::reader::{Source, Weights};
 
@@ -59,6 +61,8 @@ pub struct Located {
     pub missing: Vec<(Hash, u64, u64)>,
     /// The memory that the stage needs; without the header only the file's bytes are known.
     pub needs: StageNeeds,
+    /// Its blobs in the cache, if it is loaded from there.
+    pub pinned: Option<Pinned>,
 }
 
 /// A model at hand.
@@ -71,6 +75,8 @@ pub struct Found {
     pub content: Content,
     /// The tensors and the memory of the stage.
     pub needs: StageNeeds,
+    /// Its blobs in the cache, if it is loaded from there.
+    pub pinned: Option<Pinned>,
 }
 
 /// The room for loading ahead beside a stage that runs.
@@ -93,6 +99,8 @@ pub struct LoadedAhead {
     pub read_bytes: u64,
     /// The memory for them and the stage.
     pub held: Held,
+    /// Their blobs in the cache, if they were loaded from there.
+    pub pinned: Option<Pinned>,
 }
 
 /// A model's header and its open files.
@@ -105,29 +113,30 @@ struct Opened {
 enum Search {
     Found(Found),
     NeedsHashes,
-    Missing { blobs: Vec<(Hash, u64, u64)>, header: Option<Arc<Gguf>> },
+    Missing { blobs: Vec<(Hash, u64, u64)>, header: Option<Arc<Gguf>>, pinned: Pinned },
 }
 
 impl Loader {
     /// Looks for the order's bytes, those of tensors in memory (`held`) apart, and checks that its stage fits.
     ///
     /// # Errors
-    /// NoMemory, Busy (other stages of the node have the memory), Unsupported, BadMessage (the manifest is not the stage's), Io.
+    /// NoMemory, Busy (other stages of the node have the memory, or the cache), Unsupported, BadMessage (the manifest is not the
+    /// stage's), Storage, Io.
     pub fn locate(
         &self,
         order: &Order,
         held: &HashSet<String>,
+        purpose: Purpose,
         given_up: &CancellationToken,
     ) -> Result<Located, Failure> {
-        let (located, model) = match self.search(order, held, given_up)? {
-            Search::Found(found) => {
-                let located = Located { source: found.source, ..Located::default() };
-                (located, Some(found.model))
+        let (located, model) = match self.search(order, held, purpose, given_up)? {
+            Search::Found(Found { source, pinned, model, .. }) => {
+                (Located { source, pinned, ..Located::default() }, Some(model))
             }
             Search::NeedsHashes => (Located { needs_hashes: true, ..Located::default() }, None),
-            Search::Missing { blobs: missing, header } => {
-                let source = WeightSource::Cache;
-                (Located { source, missing, ..Located::default() }, header)
+            Search::Missing { blobs: missing, header, pinned } => {
+                let (source, pinned) = (WeightSource::Cache, Some(pinned));
+                (Located { source, missing, pinned, ..Located::default() }, header)
             }
         };
         let needs = match model {
@@ -146,9 +155,10 @@ impl Loader {
         &self,
         order: &Order,
         held: &HashSet<String>,
+        purpose: Purpose,
         given_up: &CancellationToken,
     ) -> Result<Found, Failure> {
-        let found = match self.search(order, held, given_up)? {
+        let found = match self.search(order, held, purpose, given_up)? {
             Search::Found(found) => found,
             Search::NeedsHashes | Search::Missing { .. } => {
                 let why =
@@ -179,7 +189,7 @@ impl Loader {
         kept.retain(&|tensor| held.contains(tensor));
         let layers = order.spec.layer_begin as usize..order.spec.layer_end as usize;
         let kept_layers = kept.layers().filter(|layer| layers.contains(layer)).count();
-        let Found { source, model, weights, content, needs } = found;
+        let Found { source, model, weights, content, needs, .. } = found;
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         for wanted in order.tensors.iter().filter(|tensor| !held.contains(&tensor.name)) {
             weights.will_need(model.require(&wanted.name).map_err(unreadable)?);
@@ -219,7 +229,7 @@ impl Loader {
         given_up: &CancellationToken,
         progress: Box<dyn FnMut(u64) + Send>,
     ) -> Result<LoadedAhead, Failure> {
-        let Found { model, weights, needs, .. } = found;
+        let Found { model, weights, needs, pinned, .. } = found;
         let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
         let loading = nbytes.saturating_add(needs.loading_bytes);
         if loading > room.nbytes {
@@ -244,7 +254,7 @@ impl Loader {
         // It is less than what there is, so it is always granted.
         let held = granted(nbytes)?;
         drop(while_loading);
-        Ok(LoadedAhead { kept, nbytes, read_bytes: read.load(Ordering::Relaxed), held })
+        Ok(LoadedAhead { kept, nbytes, read_bytes: read.load(Ordering::Relaxed), held, pinned })
     }
 
     /// Bytes in memory of some of an order's layers.
@@ -266,6 +276,7 @@ impl Loader {
         &self,
         order: &Order,
         held: &HashSet<String>,
+        purpose: Purpose,
         given_up: &CancellationToken,
     ) -> Result<Search, Failure> {
         let hashes = order.hashes();
@@ -283,7 +294,7 @@ impl Loader {
             }
         }
         match (order.blobs(), order.hashes()) {
-            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes, held),
+            (Some(blobs), Some(hashes)) => self.search_cache(order, &blobs, hashes, held, purpose),
             _ => Ok(Search::NeedsHashes),
         }
     }
@@ -347,54 +358,6 @@ impl Loader {
             tracing::warn!(file = model.name(), "has other weights than the coordinator's file");
         }
         Ok(same)
-    }
-
-    fn search_cache(
-        &self,
-        order: &Order,
-        blobs: &[(Hash, u64)],
-        hashes: Vec<Hash>,
-        held: &HashSet<String>,
-    ) -> Result<Search, Failure> {
-        let (mut missing, mut found, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
-        // The header's blob and then one a tensor, in the manifest's order.
-        let names = std::iter::once("").chain(order.tensors.iter().map(|t| t.name.as_str()));
-        for (&(hash, nbytes), name) in blobs.iter().zip(names) {
-            // Several parts of a stage are made of tensors outside the layers, so that one of them is here does not
-            // mean that the others are.
-            let in_memory = held.contains(name) && brigade_spec::layer_of(name).is_some();
-            match self.cache.state(&hash, nbytes).map_err(cache_failure)? {
-                BlobState::Complete(blob) => drop(found.insert(name.to_owned(), blob)),
-                _ if in_memory => {}
-                BlobState::Partial(offset) if seen.insert(hash) => {
-                    missing.push((hash, nbytes, offset));
-                }
-                BlobState::Partial(_) => {}
-            }
-        }
-        let header = self.cached_header(order)?;
-        let Some(model) = header.clone().filter(|_| missing.is_empty()) else {
-            let incoming = missing.iter().map(|(_, nbytes, offset)| nbytes - offset).sum();
-            let keep = blobs.iter().map(|(hash, _)| *hash).collect();
-            self.cache.make_room(incoming, &keep).map_err(cache_failure)?;
-            return Ok(Search::Missing { blobs: missing, header });
-        };
-        let weights = Source::Blobs(found);
-        let content = Content { files: Vec::new(), hashes };
-        let (source, needs) = (WeightSource::Cache, StageNeeds::default());
-        Ok(Search::Found(Found { source, model, weights, content, needs }))
-    }
-
-    fn cached_header(&self, order: &Order) -> Result<Option<Arc<Gguf>>, Failure> {
-        let (hash, nbytes) = order.header;
-        let Some(blob) = self.cache.lookup(&hash, nbytes).map_err(cache_failure)? else {
-            return Ok(None);
-        };
-        let CachedBlob { path, .. } = blob;
-        let bytes = fs::read(&path)
-            .map_err(|e| Failure::refusal(FailureKind::Io, format!("{}: {e}", path.display())))?;
-        let model = Gguf::from_header_bytes(&bytes, &order.model_name).map_err(unreadable)?;
-        Ok(Some(Arc::new(model)))
     }
 
     /// The tensors and the memory of the stage; the tensors must be exactly those of the manifest.
@@ -503,7 +466,7 @@ fn found(source: WeightSource, opened: Opened, hashes: Vec<Hash>) -> Found {
     let Opened { model, files } = opened;
     let content = Content { files: files.states().map(|(_, state)| *state).collect(), hashes };
     let needs = StageNeeds::default();
-    Found { source, model, weights: Source::Files(files), content, needs }
+    Found { source, model, weights: Source::Files(files), content, needs, pinned: None }
 }
 
 /// Progress that is added up on its way.
@@ -577,7 +540,9 @@ pub fn cache_failure(error: CacheError) -> Failure {
     let kind = match &error {
         CacheError::Corrupt { .. } => FailureKind::Corrupt,
         CacheError::Gap { .. } => FailureKind::BadMessage,
-        CacheError::Locked { .. } => FailureKind::Busy,
+        CacheError::Locked { .. } | CacheError::Waits { .. } | CacheError::Pinned { .. } => {
+            FailureKind::Busy
+        }
         // These do not pass by themselves.
         CacheError::TooLarge { .. }
         | CacheError::NoSpace { .. }

@@ -7,6 +7,8 @@
 //!
 //! A worker of its own has a ledger too, with a limit and without others.
 
+pub mod room;
+
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,8 +26,8 @@ use super::share::{MAX_STAGES, Share};
 const WORD: usize = size_of::<u64>();
 /// Words before the rows: the node's number and its limits.
 const HEADER: usize = 3;
-/// Words of a stage's row.
-const ROW: usize = 2;
+/// Words of a stage's row: its memory by place, and two for each [`room::Medium`].
+const ROW: usize = 6;
 /// Words of the table.
 const WORDS: usize = HEADER + ROW * MAX_STAGES;
 
@@ -351,8 +353,9 @@ impl Shared {
     fn left(&self, limit: Amount) -> Amount {
         let Ok(words) = read(&self.file).map_err(told) else { return Amount::default() };
         let own = row_of(self.share);
-        let rows = (HEADER..WORDS).step_by(ROW).filter(|at| *at != own);
-        let others = rows.map(|at| Amount { stage: words[at], host: words[at + 1] });
+        let others = rows()
+            .filter(|at| *at != own)
+            .map(|at| Amount { stage: words[at], host: words[at + 1] });
         let others = others.fold(processes(self.share.of), Amount::plus);
         limit.minus(others)
     }
@@ -365,6 +368,11 @@ impl Shared {
 /// What so many processes take beside their stages.
 fn processes(n: usize) -> Amount {
     Amount::of_stage(PROCESS_BYTES.saturating_mul(n as u64))
+}
+
+/// The first words of all rows.
+fn rows() -> impl Iterator<Item = usize> {
+    (HEADER..WORDS).step_by(ROW)
 }
 
 /// The first word of a stage's row.

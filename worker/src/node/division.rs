@@ -1,5 +1,6 @@
-//! Divides a node's resources among its stages: each stage is a worker with a share of them. Memory is not divided: a
-//! ledger has it.
+//! Divides a node's resources among its stages: each stage is a worker with a share of them. Memory is not divided, nor is the
+//! room for records of prefixes: a ledger has them. Copies of experts are: a stage sets memory aside for them when it is
+//! loaded, and keeps it until it is unloaded. By need the first one would have all of it for as long as it stays.
 
 use brigade_proto::address::Address;
 use brigade_proto::tls::party::check_name;
@@ -7,8 +8,8 @@ use brigade_proto::tls::party::check_name;
 use crate::config::{Config, ConfigError, Secured, bad};
 use crate::machine::share::Share;
 
-/// The settings of a stage, of those of its node: an address of its own, and as much room for records as the others. Memory is
-/// for all of them, as each needs it; threads and CPUs are for all of them, in turn. `at` is where the node listens for all of
+/// The settings of a stage, of those of its node: an address of its own, and as much room for copies of experts as the others.
+/// Memory and room for records are for all of them, as each needs it; threads and CPUs are for all of them, in turn. `at` is where the node listens for all of
 /// them, once it does.
 ///
 /// # Errors
@@ -22,8 +23,11 @@ pub fn deal(share: Share, node: Config, at: Option<&Address>) -> Result<Config, 
         ..node
     };
     stage.expert_cache_bytes /= share.of as u64;
-    stage.prefixes.ram /= share.of as u64;
-    stage.prefixes.disk /= share.of as u64;
+    if share.inherited.is_none() {
+        // It has no ledger.
+        stage.prefixes.ram /= share.of as u64;
+        stage.prefixes.disk /= share.of as u64;
+    }
     if let Secured::Member { name, .. } = &stage.secured {
         // The name that it will have.
         check_name(&format!("{name}.{}", share.number))?;
@@ -129,6 +133,8 @@ mod tests {
         assert_eq!(stage.listen, address("10.0.0.2:7070/2"));
         assert_eq!((stage.memory_bytes, stage.threads), (Some(12 << 30), Some(6)));
         assert_eq!(stage.prefixes.ram, 1 << 30);
+        let shares = dealt(raw(), "2/3:7,8,9").unwrap();
+        assert_eq!(shares.prefixes.ram, 3 << 30, "a ledger has it");
         let vouched = RawConfig { is_vouched: true, ..raw() };
         assert_eq!(dealt(vouched, "2/3").unwrap().secured, Secured::OfNode);
         let long = RawConfig { name: Some("x".repeat(62)), ..raw() };

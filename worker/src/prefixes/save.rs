@@ -213,10 +213,11 @@ mod tests {
 
     use brigade_engine::batch::{SeqOp, SlotId, UBatch};
 
-    use super::super::store::Sizes;
+    use super::super::store::{Rooms, Sizes};
     use super::super::wire::Keys;
     use super::*;
     use crate::executor::changes::Changes;
+    use crate::machine::ledger::{Amount, Ledger};
 
     const EPOCH: u64 = 2;
     const SLOT: u32 = 3;
@@ -259,7 +260,9 @@ mod tests {
     /// The outcome of a save, and how many pages and whether the rest are in the store.
     async fn saved(copies_before: usize) -> (Result<u64, Failure>, usize, bool) {
         let sizes = Sizes { ram: 1 << 20, disk: 0 };
-        let store = Arc::new(Store::open(Path::new("nowhere"), sizes).unwrap());
+        let ledger = Ledger::alone(Amount::default());
+        let rooms = Rooms::of(&ledger, sizes);
+        let store = Arc::new(Store::open(Path::new("nowhere"), sizes, rooms).unwrap());
         let keys =
             Keys { chain: vec![[0; 16], [1; 16], [2; 16]], layers: 0..1, lines: vec![[4; 16]] };
         let saving = Saving {

@@ -1,5 +1,5 @@
 //! The index of records in both tiers, memory and disk. Both tiers keep to their limits at every moment: the longest
-//! unused bundle makes room first.
+//! unused bundle makes room first. Stages of a node share the room of each tier.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -13,6 +13,8 @@ use bytes::Bytes;
 use super::folder::{Folder, Found, on_disk};
 use super::record::{Bundle, Id, Record, Whose, verify};
 use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
+use crate::machine::ledger::Ledger;
+use crate::machine::ledger::room::{Medium, Room};
 
 /// How long a record stays that is not read.
 pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
@@ -47,9 +49,28 @@ pub struct Used {
     pub bundles: u64,
 }
 
+/// The room of both tiers.
+#[derive(Debug)]
+pub struct Rooms {
+    /// In memory.
+    pub ram: Room,
+    /// On the disk.
+    pub disk: Room,
+}
+
+impl Rooms {
+    /// That of a worker with this ledger, whose node may take so much.
+    pub fn of(ledger: &Ledger, limits: Sizes) -> Self {
+        let Sizes { ram, disk } = limits;
+        Self { ram: ledger.room(Medium::Ram, ram), disk: ledger.room(Medium::Disk, disk) }
+    }
+}
+
 /// One of the two tiers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tier {
+    room: Room,
+    /// What it may take now.
     limit: u64,
     used: u64,
     /// Bundles by their last use.
@@ -57,6 +78,20 @@ struct Tier {
 }
 
 impl Tier {
+    fn new(room: Room) -> Self {
+        Self { room, limit: 0, used: 0, by_use: BTreeSet::new() }
+    }
+
+    /// Asks for room for `more` bytes.
+    fn ask(&mut self, more: u64) {
+        self.limit = self.room.ask(self.used.saturating_add(more));
+    }
+
+    /// Gives back what it does not use.
+    fn settle(&self) {
+        self.room.settle(self.used);
+    }
+
     fn has_room(&self, nbytes: u64) -> bool {
         self.used.saturating_add(nbytes) <= self.limit
     }
@@ -77,7 +112,7 @@ struct Held {
     read_at: SystemTime,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     bundles: BTreeMap<u64, Held>,
     /// For each record its bundle, and its place there.
@@ -141,13 +176,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the folder in `dir`, if the disk may be used at all, and lists its bundles. Blocks.
+    /// Opens the folder in `dir`, if the disk may be used at all, and lists its bundles. `limits` are those of `rooms`. Blocks.
     ///
     /// # Errors
     /// The folder cannot be used.
-    pub fn open(dir: &Path, limits: Sizes) -> io::Result<Self> {
-        let mut inner = Inner::default();
-        (inner.ram.limit, inner.disk.limit) = (limits.ram, limits.disk);
+    pub fn open(dir: &Path, limits: Sizes, rooms: Rooms) -> io::Result<Self> {
+        let mut inner = Inner::new(rooms);
         let (folder, found) = match limits.disk {
             0 => {
                 Folder::expire(dir, MAX_AGE);
@@ -159,7 +193,8 @@ impl Store {
         let looks = Instant::now() + OTHERS_START_WITHIN;
         let store = Self { inner: Mutex::new(inner), folder, writing: Mutex::new(Some(looks)) };
         let mut inner = store.inner();
-        store.make_room(&mut inner, 0);
+        store.take_room(&mut inner, 0);
+        inner.settle();
         let (bundles, used) = (inner.bundles.len(), inner.disk.used);
         tracing::info!(bundles, on_disk = used, ?limits, "records of kept prefixes");
         drop(inner);
@@ -193,7 +228,7 @@ impl Store {
         let (nbytes, takes) = (bytes.len() as u64, on_disk(bytes.len() as u64));
         let (no, writes, keeps) = {
             let mut inner = self.inner();
-            self.make_room(&mut inner, nbytes);
+            self.take_room(&mut inner, nbytes);
             inner.next += 1;
             let writes = self.folder.is_some() && inner.disk.has_room(takes);
             if writes {
@@ -215,6 +250,7 @@ impl Store {
         if is_on_disk || memory.is_some() {
             inner.insert(no, bundle, memory, is_on_disk, SystemTime::now());
         }
+        inner.settle();
         written.map(|()| if is_on_disk { takes } else { 0 })
     }
 
@@ -227,8 +263,29 @@ impl Store {
         let mut inner = self.inner();
         inner.insert_found(found);
         inner.order_by_reading();
-        self.make_room(&mut inner, 0);
+        self.take_room(&mut inner, 0);
+        inner.settle();
         Ok(())
+    }
+
+    /// Drops the longest unused bundles for which other stages of the node leave no room any more. Blocks.
+    pub fn give_back(&self) {
+        let mut inner = self.inner();
+        inner.ram.limit = inner.ram.room.most();
+        inner.disk.limit = inner.disk.room.most();
+        self.make_room(&mut inner, 0);
+        inner.settle();
+    }
+
+    /// Takes room for a bundle of `nbytes` beside what is there, as far as the node's other stages leave it, and drops the
+    /// longest unused bundles where that is too little.
+    fn take_room(&self, inner: &mut Inner, nbytes: u64) {
+        // What is there in the end was asked for: others may have taken what was left, while bundles were dropped.
+        for _ in 0..2 {
+            inner.ram.ask(nbytes);
+            inner.disk.ask(on_disk(nbytes));
+            self.make_room(inner, nbytes);
+        }
     }
 
     /// Records with their bundles and their bytes, checked, in the order of `ids`. Records that lie behind each other
@@ -370,6 +427,17 @@ impl Store {
 }
 
 impl Inner {
+    fn new(rooms: Rooms) -> Self {
+        let Rooms { ram, disk } = rooms;
+        let (ram, disk) = (Tier::new(ram), Tier::new(disk));
+        Self { bundles: BTreeMap::new(), ids: BTreeMap::new(), ram, disk, uses: 0, next: 0 }
+    }
+
+    fn settle(&self) {
+        self.ram.settle();
+        self.disk.settle();
+    }
+
     /// Adds bundles that are on the disk already.
     fn insert_found(&mut self, mut found: Vec<Found>) {
         found.sort_by_key(|found| found.read_at);

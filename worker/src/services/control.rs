@@ -2,12 +2,10 @@
 //! state of its own.
 
 use brigade_proto::task;
-use std::collections::HashSet;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use blake3::Hash;
 use brigade_proto::capability::check_version;
 use brigade_proto::control::worker_server;
 use brigade_proto::control::{
@@ -34,7 +32,7 @@ use crate::loading::load::cache_failure;
 use crate::loading::order::{Order, keys_from_wire};
 use crate::machine::pace::Pace;
 use crate::state::{Worker, blocking, check_speaker};
-use crate::weights::cache::{Cache, Reserved};
+use crate::weights::cache::{Cache, Needed, Pinned, Purpose};
 
 /// Load events not yet taken by the transport; progress that does not fit is skipped.
 const LOAD_QUEUE: usize = 4;
@@ -138,15 +136,15 @@ impl ControlService {
         Ok(ReceiverStream::new(stream))
     }
 
-    /// Makes room in the cache for `nbytes`, without what it is to keep, and lets `run` bring them there in a task of
-    /// its own, while it holds the permit. `events` hears why that failed.
+    /// Makes room in the cache for what is `needed`, pins it, and lets `run` bring it there in a task of its own, while it
+    /// holds the permit. `events` hears why that failed. What came stays pinned until the order `of` it has its own pin.
     ///
     /// # Errors
     /// Busy where too many fetch; the cache's.
     async fn receive<F>(
         &self,
-        nbytes: u64,
-        keep: HashSet<Hash>,
+        of: Caused,
+        needed: Vec<Needed>,
         events: FetchSender,
         run: impl FnOnce(Cache, OwnedSemaphorePermit) -> F,
     ) -> Result<(), Failure>
@@ -155,10 +153,13 @@ impl ControlService {
     {
         let turn = self.worker.fetch_turn()?;
         let cache = self.worker.loader().cache.clone();
-        let to_reserve = cache.clone();
-        let room =
-            blocking(move || to_reserve.reserve(nbytes, &keep).map_err(cache_failure)).await?;
-        task::spawn(answered(run(cache, turn), room, events));
+        let (here, model) = (cache.clone(), self.worker.model_name());
+        let pin = move || here.pin(&model, &needed, Purpose::Fetch).map_err(cache_failure);
+        let pinned = Arc::new(blocking(pin).await?);
+        let work = run(cache.pinning(pinned.clone()), turn);
+        let (worker, Caused { coordinator_id, epoch }) = (self.worker.clone(), of);
+        let keep = move |came| worker.keep_fetched(&coordinator_id, epoch, came);
+        task::spawn(answered(work, pinned, keep, events));
         Ok(())
     }
 
@@ -169,6 +170,12 @@ impl ControlService {
         }
         result
     }
+}
+
+/// The line for which a call fetches.
+struct Caused {
+    coordinator_id: String,
+    epoch: u64,
 }
 
 /// The connection that a call came on; `None` for a call that came on none.
@@ -248,7 +255,8 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         self.worker.check(&coordinator_id, epoch)?;
         let fetch = Fetch::parse(request)?;
-        let (nbytes, keep) = (fetch.nbytes(), fetch.keep());
+        let (needed, of) =
+            (fetch.needed(), Caused { coordinator_id: coordinator_id.clone(), epoch });
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let step = told(events.clone(), self.worker.clone(), coordinator_id, epoch);
         let run = |cache: Cache, turn| {
@@ -257,7 +265,7 @@ impl worker_server::Worker for ControlService {
                 fetch.run(&cache, &step)
             })
         };
-        self.receive(nbytes, keep, events, run).await?;
+        self.receive(of, needed, events, run).await?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -270,7 +278,8 @@ impl worker_server::Worker for ControlService {
         self.turn(&from, &coordinator_id).await?;
         self.worker.check(&coordinator_id, epoch)?;
         let gather = Gather::parse(request)?;
-        let (nbytes, keep) = (gather.nbytes(), gather.keep());
+        let (needed, of) =
+            (gather.needed(), Caused { coordinator_id: coordinator_id.clone(), epoch });
         let (events, stream) = mpsc::channel(LOAD_QUEUE);
         let step = told(events.clone(), self.worker.clone(), coordinator_id, epoch);
         let network = self.worker.network().clone();
@@ -278,7 +287,7 @@ impl worker_server::Worker for ControlService {
             let _turn = turn;
             gather.run(&cache, &network, step).await
         };
-        self.receive(nbytes, keep, events, run).await?;
+        self.receive(of, needed, events, run).await?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -400,26 +409,30 @@ fn told(
     }
 }
 
-/// Waits for the end of a fetch, and reports why it failed. If the caller has gone, the fetch's room is free at once,
-/// and the work ends with its next piece.
+/// Waits for the end of a fetch, and reports why it failed. What came is given to `keep`. If the caller has gone, what was
+/// pinned for the fetch is not any more at once, and the work ends with its next piece.
 async fn answered(
     work: impl Future<Output = Result<(), Failure>>,
-    room: Reserved,
+    pinned: Arc<Pinned>,
+    keep: impl FnOnce(Arc<Pinned>),
     events: FetchSender,
 ) {
     tokio::pin!(work);
     let done = tokio::select! {
         done = &mut work => done,
         () = events.closed() => {
-            drop(room);
+            pinned.release();
             // A peer that has left gets no answer.
             let _ = work.await;
             return;
         }
     };
-    drop(room);
-    if let Err(failure) = done {
-        let _ = events.send(Err(Status::from(failure))).await;
+    match done {
+        Ok(()) => keep(pinned),
+        Err(failure) => {
+            pinned.release();
+            let _ = events.send(Err(Status::from(failure))).await;
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Gathers weights from other workers' caches. The coordinator alone tells the hashes; bytes without the right hash
 //! are refused.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -30,7 +29,7 @@ use crate::loading::fetch::Step;
 use crate::loading::load::cache_failure;
 use crate::loading::order::{hash_from_wire, key_from_wire};
 use crate::state::blocking;
-use crate::weights::cache::{BlobState, BlobWriter, Cache, CacheError};
+use crate::weights::cache::{BlobState, BlobWriter, Cache, CacheError, Needed};
 
 /// Messages made and not yet taken by the transport, and pieces received and not yet written.
 const QUEUE: usize = 4;
@@ -86,14 +85,10 @@ impl Gather {
         Ok(Self { blobs, holders: keepers })
     }
 
-    /// Bytes of all of them.
-    pub fn nbytes(&self) -> u64 {
-        self.blobs.iter().map(|(_, nbytes)| *nbytes).sum()
-    }
-
-    /// Blobs of this request, which eviction must leave.
-    pub fn keep(&self) -> HashSet<Hash> {
-        self.blobs.iter().map(|(hash, _)| *hash).collect()
+    /// The blobs of this request, for which the cache has room to make.
+    pub fn needed(&self) -> Vec<Needed> {
+        let needed = |&(hash, nbytes): &(Hash, u64)| Needed { hash, nbytes, may_be_absent: false };
+        self.blobs.iter().map(needed).collect()
     }
 
     /// Copies the holders' blobs into `cache`. `step` gets the progress, and returns whether to go on.

@@ -12,12 +12,14 @@ use brigade_proto::failure::{Failure, FailureKind};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use super::prepare::Granted;
 use super::{Inner, Resident, Worker, over};
 use crate::backend::KeptWeights;
 use crate::executor::gone;
 use crate::loading::load::{Loaded, LoadedAhead, Loader, Room};
 use crate::loading::order::{Order, StageKey};
 use crate::machine::ledger::Held;
+use crate::weights::cache::{Pinned, Purpose};
 
 /// Weights for the next line's stage.
 pub(super) struct Ahead {
@@ -29,6 +31,8 @@ pub(super) struct Ahead {
     given_up: CancellationToken,
     /// Once it is loaded.
     weights: Option<AheadWeights>,
+    /// Its blobs in the cache.
+    pinned: Option<Pinned>,
 }
 
 /// Weights that were loaded ahead.
@@ -104,6 +108,7 @@ impl Worker {
                 in_memory: HashSet::new(),
                 given_up: given_up.clone(),
                 weights: None,
+                pinned: None,
             };
             // The former order is cancelled.
             let before = inner.ahead.replace(ahead);
@@ -111,11 +116,16 @@ impl Worker {
             (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
         };
         tracing::info!(epoch, model = order.model_name, "prepare ahead");
-        let (reply, _fits) = self.locate(order.clone(), held.clone(), given_up).await?;
+        let located = self.locate(order.clone(), held.clone(), Purpose::Ahead, given_up).await?;
+        // The memory is granted again when it loads.
+        let (reply, Granted { pinned, .. }) = located;
         let mut inner = self.inner();
+        let has_pinned = pinned.is_some();
         let ahead = inner.ahead.as_mut().filter(|ahead| Arc::ptr_eq(&ahead.order, &order));
         let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
         (ahead.has, ahead.in_memory) = stays(&order, &held, had, &of_layers);
+        ahead.pinned = pinned;
+        inner.has_pinned(has_pinned);
         Ok(reply)
     }
 
@@ -143,13 +153,13 @@ impl Worker {
         let started = Instant::now();
         let (loader, loading) = (self.loader.clone(), order.clone());
         let work = move || load(&loader, &loading, &in_memory, room, &given_up, progress);
-        let (weights, read_bytes) = on_own_thread(work).await?;
+        let (weights, pinned, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
         let mut inner = self.inner();
         let current = inner.session.is_at(coordinator_id, epoch);
         let ahead = inner.ahead.as_mut().filter(|a| current && Arc::ptr_eq(&a.order, &order));
         let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
-        ahead.weights = Some(weights);
+        (ahead.weights, ahead.pinned) = (Some(weights), pinned);
         let seconds = started.elapsed().as_secs_f64();
         tracing::info!(epoch, nbytes, read_bytes, ms = (seconds * 1e3) as u64, "loaded ahead");
         Ok(LoadedFacts {
@@ -201,8 +211,8 @@ fn load(
     room: Room,
     given_up: &CancellationToken,
     progress: impl Fn(u64, u64) + Send + 'static,
-) -> Result<(AheadWeights, u64), Failure> {
-    let found = loader.find(order, in_memory, given_up)?;
+) -> Result<(AheadWeights, Option<Pinned>, u64), Failure> {
+    let found = loader.find(order, in_memory, Purpose::Ahead, given_up)?;
     let key = order.key(found.content.clone());
     let total = order.tensor_bytes();
     let mut done = 0;
@@ -211,8 +221,8 @@ fn load(
         progress(done, total);
     });
     let loaded = loader.load_ahead(order, found, room, given_up, count)?;
-    let LoadedAhead { kept, nbytes, read_bytes, held } = loaded;
-    Ok((AheadWeights { key, kept, nbytes, held }, read_bytes))
+    let LoadedAhead { kept, nbytes, read_bytes, held, pinned } = loaded;
+    Ok((AheadWeights { key, kept, nbytes, held }, pinned, read_bytes))
 }
 
 /// Runs work that pins its thread: one of the runtime's would stay pinned.

@@ -129,10 +129,8 @@ impl Worker {
             return Ok(());
         }
         let dir = self.loader.cache.dir().join(FOLDER);
-        // Stages of a node have one folder.
-        let stages = self.loader.ledger.node().map_or(1, |node| node.stages) as u64;
         let opened = blocking(move || {
-            Disk::open(dir.clone(), DISK_BYTES / stages).map_err(|error| {
+            Disk::open(dir.clone(), DISK_BYTES).map_err(|error| {
                 let why = format!(
                     "--checkpoint disk: {}: {error}; give the worker another --cache-dir",
                     dir.display()

@@ -1,14 +1,17 @@
 //! The state of a worker: the session, the order that is being prepared, and the loaded stage. It has one owner,
 //! which the services call. No lock is held while anything blocks.
 //!
-//! This file has the stage's life from Prepare to Unload. [`lanes`] has the data plane's part. [`snapshots`] reads and
-//! writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps states of
-//! a worker beside the line, [`ahead`] loads for the next line, and [`report`] answers questions about the worker.
+//! This file has the stage's life from Load to Unload, and [`prepare`] what comes before. [`lanes`] has the data plane's
+//! part. [`snapshots`] reads and writes sequences. [`copies`] restores them from checkpoints, and [`prefixes`] from records. [`retire`] keeps states of
+//! a worker beside the line, [`ahead`] loads for the next line, [`disks`] looks at disks, and [`report`] answers questions about
+//! the worker.
 
 mod ahead;
 mod copies;
+mod disks;
 mod lanes;
 mod prefixes;
+mod prepare;
 mod report;
 mod resident;
 mod retire;
@@ -24,9 +27,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use brigade_proto::control::{
-    Blob, LoadedFacts, MissingBlob, Phase, PrepareReply, TensorChunk, WeightSource,
-};
+use brigade_proto::control::{LoadedFacts, Phase, WeightSource};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::limits::{FETCHES_AT_ONCE, STATES_AT_ONCE, WEIGHTS_AT_ONCE};
 use brigade_proto::net::Network;
@@ -35,14 +36,15 @@ use brigade_proto::tls::{KeyId, Who};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{BuiltFacts, KeptWeights, StageNeeds};
+use crate::backend::{KeptWeights, StageNeeds};
 use crate::executor::metrics::Meter;
 use crate::executor::output::ResultSender;
 use crate::executor::{Executor, Stuck, gone};
-use crate::loading::load::{Loaded, Loader};
+use crate::loading::load::Loader;
 use crate::loading::order::Order;
 use crate::machine::ledger::Held;
-use session::{Session, Taken, shown};
+use crate::weights::cache::{Pinned, Purpose};
+use session::{Session, shown};
 
 use ahead::Ahead;
 use resident::{ReadyStage, Resident};
@@ -57,6 +59,7 @@ pub struct Worker {
     lane_ended: Notify,
     stop: CancellationToken,
     readings: report::Readings,
+    disks: disks::Disks,
     states: Arc<Semaphore>,
     fetches: Arc<Semaphore>,
     weights: Arc<Semaphore>,
@@ -72,6 +75,10 @@ struct Inner {
     order: Option<Arc<Order>>,
     /// The memory that was granted for the order.
     held: Option<Held>,
+    /// The order's blobs in the cache.
+    pinned: Option<Pinned>,
+    /// Blobs that were fetched for an order whose hashes are not known yet.
+    fetched: Vec<Arc<Pinned>>,
     /// For a worker beside a line, without an order: the keys of the line's workers.
     beside: Option<Vec<KeyId>>,
     resident: Option<Resident>,
@@ -91,6 +98,8 @@ impl Worker {
             session: Session::default(),
             order: None,
             held: None,
+            pinned: None,
+            fetched: Vec::new(),
             beside: None,
             resident: None,
             ahead: None,
@@ -106,6 +115,7 @@ impl Worker {
             lane_ended: Notify::new(),
             stop,
             readings: report::Readings::default(),
+            disks: disks::Disks::default(),
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
@@ -154,132 +164,6 @@ impl Worker {
     /// True while a coordinator's lease is good.
     pub fn is_held(&self) -> bool {
         self.inner().session.is_held(Instant::now())
-    }
-
-    /// Takes the worker for an epoch and finds the order's bytes. A refusal gives it back.
-    ///
-    /// # Errors
-    /// The session's refusals, and [`Loader::locate`]'s.
-    pub async fn prepare(
-        &self,
-        coordinator_id: &str,
-        epoch: u64,
-        order: Order,
-    ) -> Result<PrepareReply, Failure> {
-        let taken = {
-            let mut inner = self.inner();
-            let was_ours = inner.session.owner() == Some(coordinator_id);
-            let taken = inner.session.prepare(Instant::now(), coordinator_id, epoch)?;
-            if taken == Taken::NewEpoch {
-                inner.begin_epoch(&self.stop);
-            }
-            if !was_ours {
-                self.copies.parting.clear();
-            }
-            taken
-        };
-        let newly = taken == Taken::NewEpoch;
-        tracing::info!(epoch, coordinator_id, model = order.model_name, newly, "prepare");
-        let order = Arc::new(order);
-        let given_up = self.inner().epoch_over.clone();
-        let located = match self.resident_serves(&order) {
-            Some((reply, needs)) => self.loader.grant(&order, &needs).map(|memory| (reply, memory)),
-            None => {
-                let held = self.in_memory(&order);
-                self.locate(order.clone(), held, given_up).await
-            }
-        };
-        let mut inner = self.inner();
-        let current = inner.session.is_at(coordinator_id, epoch);
-        match located {
-            Err(failure) => {
-                if current {
-                    inner.session.release();
-                    inner.held = None;
-                }
-                Err(failure)
-            }
-            Ok(_) if !current => Err(over(epoch, &inner.session)),
-            Ok((reply, held)) => {
-                (inner.order, inner.held) = (Some(order), Some(held));
-                inner.session.heartbeat(Instant::now(), coordinator_id, epoch);
-                Ok(reply)
-            }
-        }
-    }
-
-    /// The answer for an order that the stage in memory serves as it is, and what that has.
-    fn resident_serves(&self, order: &Order) -> Option<(PrepareReply, StageNeeds)> {
-        let inner = self.inner();
-        let resident = inner.resident.as_ref();
-        let resident = resident.filter(|r| r.serves(order, &self.loader.host_id))?;
-        let Loaded { facts, needs, .. } = &resident.stage.as_ref()?.loaded;
-        let BuiltFacts { weight_bytes, state_bytes, .. } = *facts;
-        let source = WeightSource::Resident.into();
-        let reply = PrepareReply { source, weight_bytes, state_bytes, ..PrepareReply::default() };
-        Some((reply, needs.clone()))
-    }
-
-    /// Tensors of an order whose weights are in memory, those that were loaded ahead too.
-    fn in_memory(&self, order: &Order) -> HashSet<String> {
-        let mut held = self.held_tensors(order);
-        if let Some(ahead) = self.inner().ahead_weights() {
-            held.extend(ahead.same_tensors(order, &self.loader.host_id));
-        }
-        held
-    }
-
-    /// Tensors of an order whose weights are in memory, in a stage or in the rest of one.
-    fn held_tensors(&self, order: &Order) -> HashSet<String> {
-        let inner = self.inner();
-        let resident = inner.resident.as_ref().filter(|resident| resident.executor.is_alive());
-        resident.map_or_else(HashSet::new, |r| r.key.same_tensors(order, &self.loader.host_id))
-    }
-
-    /// Where an order's bytes are, and the memory for its stage.
-    async fn locate(
-        &self,
-        order: Arc<Order>,
-        held: HashSet<String>,
-        given_up: CancellationToken,
-    ) -> Result<(PrepareReply, Held), Failure> {
-        let loader = self.loader.clone();
-        let (located, memory) = blocking(move || {
-            let located = loader.locate(&order, &held, &given_up)?;
-            let memory = loader.grant(&order, &located.needs)?;
-            Ok((located, memory))
-        })
-        .await?;
-        let missing = located.missing.into_iter().map(|(hash, nbytes, offset)| {
-            let blake3 = hash.as_bytes().to_vec().into();
-            MissingBlob { blob: Some(Blob { blake3, nbytes }), offset }
-        });
-        let reply = PrepareReply {
-            source: located.source.into(),
-            needs_hashes: located.needs_hashes,
-            missing: missing.collect(),
-            weight_bytes: located.needs.weight_bytes,
-            state_bytes: located.needs.state_bytes,
-        };
-        Ok((reply, memory))
-    }
-
-    /// Checks that a chunk belongs to the current epoch and to a blob of its order, and renews the
-    /// lease.
-    ///
-    /// # Errors
-    /// Busy or StaleEpoch; BadMessage for a blob that no one asked for.
-    pub fn check_push(&self, chunk: &TensorChunk) -> Result<(), Failure> {
-        let mut inner = self.inner();
-        inner.session.check(Instant::now(), &chunk.coordinator_id, chunk.epoch)?;
-        let wanted = |blob: &Blob| {
-            let now = inner.order.as_ref().is_some_and(|order| order.wants(blob));
-            now || Self::wants_ahead(&inner, blob)
-        };
-        if chunk.blob.as_ref().is_some_and(wanted) {
-            return Ok(());
-        }
-        Err(Failure::refusal(FailureKind::BadMessage, "Prepare did not name chunk.blob as missing"))
     }
 
     /// Loads the prepared stage, or empties the one that serves it already. `progress` is told `(done, total)` bytes.
@@ -357,14 +241,15 @@ impl Worker {
         let (held, in_memory) = (self.held_tensors(order), self.in_memory(order));
         let (loader, finding, here, until) =
             (self.loader.clone(), order.clone(), in_memory.clone(), given_up.clone());
-        let (found, memory) = blocking(move || {
-            let found = loader.find(&finding, &here, &until)?;
+        let (mut found, memory) = blocking(move || {
+            let found = loader.find(&finding, &here, Purpose::Stage, &until)?;
             let memory = loader.grant(&finding, &found.needs)?;
             Ok((found, memory))
         })
         .await?;
         // What is there already counts until it has been taken apart.
         let (executor, _before) = self.emptied(order, &found.needs).await?;
+        let pinned = found.pinned.take();
         let ahead = self.inner().ahead.take().and_then(Ahead::into_weights);
         let key = order.key(found.content.clone());
         let (loader, loading) = (self.loader.clone(), order.clone());
@@ -402,7 +287,11 @@ impl Worker {
                 (key.rest(&left), None, Some(failure))
             }
         };
-        self.inner().resident = Some(Resident { key, executor, stage, held: memory });
+        let mut inner = self.inner();
+        inner.resident = Some(Resident { key, executor, stage, held: memory, pinned });
+        // The stage has its own.
+        inner.pinned = None;
+        drop(inner);
         failure.map_or(Ok(()), Err)
     }
 
@@ -560,10 +449,24 @@ impl Inner {
     fn begin_epoch(&mut self, stop: &CancellationToken) {
         self.epoch_over.cancel();
         self.epoch_over = stop.child_token();
-        (self.order, self.held) = (None, None);
+        self.order = None;
+        self.give_back();
         self.beside = None;
         self.results = None;
         self.meter = Arc::default();
+    }
+
+    /// Gives back what was granted for the order.
+    fn give_back(&mut self) {
+        (self.held, self.pinned) = (None, None);
+        self.fetched.clear();
+    }
+
+    /// Pins of fetches end once the order's own pin has what they brought.
+    fn has_pinned(&mut self, is_so: bool) {
+        if is_so {
+            self.fetched.clear();
+        }
     }
 }
 

@@ -51,6 +51,11 @@ impl Worker {
         self.prefixes.as_ref().map(|prefixes| prefixes.store.used())
     }
 
+    /// Gives back room for records that other stages of the node need. Blocks.
+    pub(super) fn give_back_room(&self) {
+        self.prefixes.iter().for_each(|prefixes| prefixes.store.give_back());
+    }
+
     fn records(&self) -> Result<&Prefixes, Failure> {
         let why = "this worker keeps no records: give it --prefix-ram or --prefix-disk";
         self.prefixes.as_ref().ok_or_else(|| Failure::refusal(FailureKind::WrongPhase, why))

@@ -137,6 +137,7 @@ impl Worker {
             }),
             features: self.features().map(i32::from).collect(),
             node: self.node(),
+            disk: self.disks.last(),
         }
     }
 
@@ -205,6 +206,7 @@ impl Worker {
             expert_wait_us: experts.host_waited_us,
             host_expert_us: experts.host_computed_us,
             node: self.node(),
+            disk: self.disks.last(),
             host_expert_bytes: stage(&inner).map_or(0, |(_, stage)| stage.loaded.facts.host_bytes),
         }
     }

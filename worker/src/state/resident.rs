@@ -7,6 +7,7 @@ use crate::executor::Executor;
 use crate::loading::load::Loaded;
 use crate::loading::order::{Order, StageKey};
 use crate::machine::ledger::Held;
+use crate::weights::cache::Pinned;
 
 /// The contents of memory: a loaded stage, or the weights that were loaded before loading was given up.
 pub(super) struct Resident {
@@ -15,6 +16,9 @@ pub(super) struct Resident {
     pub stage: Option<ReadyStage>,
     /// The memory that was granted for it.
     pub held: Held,
+    /// Its blobs in the cache, if it was loaded from there.
+    #[expect(dead_code, reason = "it is held, not read")]
+    pub pinned: Option<Pinned>,
 }
 
 /// A stage that is loaded whole.

@@ -5,27 +5,29 @@
 //!
 //! - `blobs/<hex>`: complete and verified blobs;
 //! - `parts/<hex>`: blobs that are being received;
-//! - `verified/<hex>`: the state ([`FileState`]) that a blob was in when its bytes were known to be right.
+//! - `verified/<hex>`: the state ([`FileState`]) that a blob was in when its bytes were known to be right;
+//! - `pins`: what loaded and loading stages need ([`Pinned`]).
 //!
 //! A blob gets its name only after it was synced to the disk and its hash was right. A blob in another state than the
 //! noted one is hashed again before it is used. The state includes the change time of the file's metadata, which no
 //! program can set back. A verified blob's modification time is set to [`VERIFIED_MTIME`], so that a write within one
 //! tick of the file system's clock shows too.
 //!
-//! Eviction goes by the access times of the notes in `verified`. Several workers may share one directory: parts are
-//! locked and renames are atomic. A blob that is evicted while a stage is read from it makes that loading fail with
-//! an error. A directory that cannot be written still serves the blobs in it.
+//! Eviction goes by the access times of the notes in `verified`, and leaves what is pinned. Several workers may share one
+//! directory: parts are locked, renames are atomic, and pins are seen by all. The bound is of the directory. A blob that is
+//! deleted while a stage is read from it makes that loading fail with an error. A directory that cannot be written still
+//! serves the blobs in it.
 
+mod pins;
 mod space;
 
-pub use space::Reserved;
+pub use pins::{Needed, Pinned, Purpose, Standing};
 
 use std::fs::{self, File, FileTimes, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
 use blake3::Hash;
@@ -45,6 +47,7 @@ const HASH_BYTES: u64 = 16 << 20;
 const BLOBS: &str = "blobs";
 const PARTS: &str = "parts";
 const VERIFIED: &str = "verified";
+const PINS: &str = "pins";
 
 /// A directory of blobs under a size bound.
 #[derive(Clone, Debug)]
@@ -52,8 +55,10 @@ pub struct Cache {
     dir: PathBuf,
     limit_bytes: u64,
     pool: Pool,
-    /// Bytes that calls are fetching.
-    reserved: Arc<AtomicU64>,
+    /// Names its pins.
+    owner: u64,
+    /// The pin of blobs that are fetched before their hashes are known.
+    fetched: Option<Arc<Pinned>>,
 }
 
 /// A complete blob whose bytes were right when it was in this state.
@@ -99,6 +104,28 @@ pub enum CacheError {
     Locked {
         /// The blob's hash.
         hash: Hash,
+    },
+    /// What other stages need leaves too little of the bound.
+    #[error(
+        "the stage needs {new_bytes} bytes more of the cache {dir}, where {} bytes are pinned by {} other stages of {} models, and its \
+         limit is {limit_bytes}: unload a model, raise --cache-limit, or give this worker the model's file",
+        .standing.nbytes, .standing.stages, .standing.models
+    )]
+    Pinned {
+        /// The cache's directory.
+        dir: PathBuf,
+        /// Bytes of those blobs of the stage that are not pinned yet.
+        new_bytes: u64,
+        /// What is pinned.
+        standing: Standing,
+        /// The cache's limit.
+        limit_bytes: u64,
+    },
+    /// Another process has been making room for too long.
+    #[error("another worker makes room in the cache {dir}, and does not end: try again")]
+    Waits {
+        /// The cache's directory.
+        dir: PathBuf,
     },
     /// More is needed at once than the bound allows.
     #[error(
@@ -159,7 +186,8 @@ impl Cache {
     /// `pool`. A directory that cannot be written is told in the log: a worker that has the model's file,
     /// or all blobs, needs none.
     pub fn open(dir: &Path, limit_bytes: u64, pool: Pool) -> Self {
-        let cache = Self { dir: dir.to_owned(), limit_bytes, pool, reserved: Arc::default() };
+        let (owner, fetched) = (pins::owner(), None);
+        let cache = Self { dir: dir.to_owned(), limit_bytes, pool, owner, fetched };
         if let Err(reason) = cache.check_writable() {
             tracing::warn!(%reason, "weights cannot be sent to this worker");
         }
@@ -177,7 +205,7 @@ impl Cache {
     /// [`CacheError::Unwritable`].
     fn check_writable(&self) -> Result<(), CacheError> {
         let probe = self.dir.join(PARTS).join(format!("probe-{}", std::process::id()));
-        [BLOBS, PARTS, VERIFIED]
+        [BLOBS, PARTS, VERIFIED, PINS]
             .iter()
             .try_for_each(|sub| fs::create_dir_all(self.dir.join(sub)))
             .and_then(|()| fs::write(&probe, b""))
@@ -452,6 +480,9 @@ impl BlobWriter {
             return Err(CacheError::Corrupt { hash, found, nbytes });
         }
         self.file.sync_all().map_err(|error| self.failed(error))?;
+        if let Some(pin) = self.cache.fetched.as_ref().filter(|_| !is_named) {
+            pin.named(&hash, &found, nbytes);
+        }
         let target = self.cache.blob(&found);
         fs::rename(&self.path, &target).map_err(at(&target))?;
         let dir = target.parent().unwrap_or(Path::new("."));

@@ -1,13 +1,14 @@
 //! The disk cache by itself: keeping, verifying and evicting blobs.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use blake3::Hash;
 use brigade_worker::machine::reading_threads::Pool;
-use brigade_worker::weights::cache::{BlobState, Cache, CacheError};
+use brigade_worker::weights::cache::{
+    BlobState, Cache, CacheError, Needed, Pinned, Purpose, Standing,
+};
 
 fn scratch(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("brigade-cache-{name}-{}", std::process::id()));
@@ -26,6 +27,23 @@ fn put(cache: &Cache, bytes: &[u8]) -> (Hash, PathBuf) {
     assert!(writer.is_complete(nbytes));
     writer.finish().unwrap();
     (hash, cache.lookup(&hash, nbytes).unwrap().unwrap().path)
+}
+
+/// A name of bytes that are to come.
+fn to_come(name: u8, nbytes: u64) -> Needed {
+    Needed { hash: blake3::hash(&[name]), nbytes, may_be_absent: false }
+}
+
+fn here(hash: Hash, nbytes: u64) -> Needed {
+    Needed { hash, nbytes, may_be_absent: false }
+}
+
+fn pin(cache: &Cache, needed: &[Needed]) -> Result<Pinned, CacheError> {
+    cache.pin("m", needed, Purpose::Stage)
+}
+
+fn pin_files(dir: &Path) -> usize {
+    fs::read_dir(dir.join("pins")).unwrap().count() - 1
 }
 
 /// Makes a blob look as if it was last used `seconds` ago.
@@ -102,11 +120,12 @@ fn the_longest_unused_go_first_and_what_is_needed_stays() {
     for (i, (_, path)) in blobs.iter().enumerate() {
         age(path, 1000 - i as u64);
     }
-    let kept = HashSet::from([blobs[0].0]);
-    cache.make_room(30, &kept).unwrap();
+    let kept = here(blobs[0].0, 25);
+    let pinned = pin(&cache, &[kept, to_come(9, 30)]).unwrap();
     let there: Vec<bool> = blobs.iter().map(|(_, path)| path.exists()).collect();
     assert_eq!(there, [true, false, false, true]);
-    let error = cache.make_room(80, &kept).unwrap_err();
+    drop(pinned);
+    let error = pin(&cache, &[kept, to_come(9, 80)]).unwrap_err();
     assert!(error.to_string().contains("needs 105 bytes of the cache"), "{error}");
     assert!(blobs[3].1.exists(), "a request that cannot be met evicts nothing");
 }
@@ -117,7 +136,7 @@ fn a_part_in_use_by_another_worker_is_not_evicted() {
     let hash = blake3::hash(&[1; 60]);
     let mut writer = cache.receive(hash, 60).unwrap();
     writer.write(0, &[1; 50]).unwrap();
-    cache.make_room(70, &HashSet::new()).unwrap();
+    let _pinned = pin(&cache, &[to_come(9, 70)]).unwrap();
     writer.write(50, &[1; 10]).unwrap();
     writer.finish().unwrap();
     assert!(cache.lookup(&hash, 60).unwrap().is_some());
@@ -177,7 +196,7 @@ fn what_is_in_a_blobs_place_and_is_no_file_is_an_error_that_names_it() {
 fn more_than_the_disk_has_is_refused_with_the_numbers() {
     let dir = scratch("full");
     let cache = open(&dir, u64::MAX);
-    let error = cache.make_room(1 << 60, &HashSet::new()).unwrap_err();
+    let error = pin(&cache, &[to_come(9, 1 << 60)]).unwrap_err();
     let CacheError::NoSpace { needed_bytes, free_bytes, .. } = error else { panic!("{error}") };
     assert_eq!(needed_bytes, 1 << 60);
     assert!(free_bytes < 1 << 60);
@@ -190,7 +209,7 @@ fn a_directory_that_cannot_be_written_serves_nothing_new_and_says_so() {
     let dir = scratch("no-directory");
     fs::write(&dir, b"").unwrap();
     let cache = open(&dir, 1 << 20);
-    let error = cache.make_room(10, &HashSet::new()).unwrap_err();
+    let error = pin(&cache, &[to_come(9, 10)]).unwrap_err();
     assert!(matches!(error, CacheError::Unwritable { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(dir.to_str().unwrap()) && text.contains("--cache-dir"), "{text}");
@@ -198,16 +217,105 @@ fn a_directory_that_cannot_be_written_serves_nothing_new_and_says_so() {
 }
 
 #[test]
-fn calls_together_reserve_no_more_than_the_bound() {
+fn fetches_together_are_promised_no_more_than_the_bound() {
     let cache = open(&scratch("reserved"), 100);
-    let nothing = HashSet::new();
-    let first = cache.reserve(60, &nothing).unwrap();
-    let error = cache.clone().reserve(60, &nothing).unwrap_err();
-    assert!(matches!(error, CacheError::TooLarge { needed_bytes: 120, .. }), "{error}");
-    // A refused reservation holds nothing, and neither does one that has ended.
-    let second = cache.reserve(40, &nothing).unwrap();
-    drop(first);
-    let third = cache.reserve(60, &nothing).unwrap();
+    let fetch = |name, nbytes| cache.pin("m", &[to_come(name, nbytes)], Purpose::Fetch);
+    let first = fetch(1, 60).unwrap();
+    let error = fetch(2, 60).unwrap_err();
+    assert!(matches!(error, CacheError::Pinned { new_bytes: 60, .. }), "{error}");
+    // A refused one holds nothing, and neither does one that has ended.
+    let second = fetch(2, 40).unwrap();
+    first.release();
+    let third = fetch(3, 60).unwrap();
     drop((second, third));
-    cache.reserve(100, &nothing).unwrap();
+    fetch(4, 100).unwrap();
+}
+
+#[test]
+fn what_any_process_has_pinned_is_not_evicted_and_counts_once() {
+    let dir = scratch("pins");
+    // Caches of one folder are as those of several processes.
+    let [first, second, third] = [0; 3].map(|_| open(&dir, 100));
+    let (shared, path) = put(&first, &[1; 40]);
+    let (_, unpinned) = put(&first, &[2; 30]);
+    age(&path, 1000);
+    let one = first.pin("a", &[here(shared, 40)], Purpose::Stage).unwrap();
+    let two = second.pin("b", &[here(shared, 40), to_come(7, 20)], Purpose::Stage).unwrap();
+    assert!(unpinned.exists(), "there is room for all three");
+    let standing = Standing { nbytes: 60, stages: 2, models: 2 };
+    assert_eq!(third.standing(), Some(standing));
+    let error = pin(&third, &[here(shared, 40), to_come(8, 50)]).unwrap_err();
+    assert!(matches!(error, CacheError::Pinned { new_bytes: 50, .. }), "{error}");
+    for word in ["needs 50 bytes more", "60 bytes are pinned by 2", "of 2 models", "is 100: unload"]
+    {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+    assert!(unpinned.exists(), "a request that is refused evicts nothing");
+    let three = pin(&third, &[here(shared, 40), to_come(8, 40)]).unwrap();
+    assert!(path.exists() && !unpinned.exists(), "the one used longest ago is pinned");
+    drop((one, two, three));
+    assert_eq!((third.standing(), pin_files(&dir)), (Some(Standing::default()), 0));
+    pin(&third, &[to_come(9, 100)]).unwrap();
+    assert!(!path.exists(), "nobody needs it any more");
+}
+
+#[test]
+fn pins_of_a_process_that_has_ended_do_not_count() {
+    let dir = scratch("dead-pins");
+    let cache = open(&dir, 100);
+    let left = dir.join("pins").join("00000000000000aa-0");
+    fs::write(&left, format!("\"m\"\n{} 90\n", blake3::hash(b"x").to_hex())).unwrap();
+    let held = fs::File::open(&left).unwrap();
+    held.lock().unwrap();
+    assert!(matches!(pin(&cache, &[to_come(1, 20)]), Err(CacheError::Pinned { .. })));
+    // The system gives back the lock of a process that is killed.
+    drop(held);
+    let _pinned = pin(&cache, &[to_come(1, 20)]).unwrap();
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_stage_takes_the_place_of_its_processs_and_one_that_is_loaded_ahead_stands_beside_it() {
+    let cache = open(&scratch("place"), 100);
+    let running = pin(&cache, &[to_come(1, 60)]).unwrap();
+    let ahead = |name| cache.pin("m", &[to_come(name, 60)], Purpose::Ahead);
+    assert!(matches!(ahead(2), Err(CacheError::Pinned { .. })));
+    let next = pin(&cache, &[to_come(2, 60)]).unwrap();
+    drop(running);
+    // Bytes that are on their way to it under names of their own are its own.
+    let fetch = cache.pin("m", &[to_come(3, 60)], Purpose::Fetch).unwrap();
+    drop((next, fetch));
+    ahead(2).unwrap();
+}
+
+#[test]
+fn what_is_fetched_before_its_hash_is_known_is_pinned_when_it_is() {
+    let dir = scratch("named");
+    let (cache, other) = (open(&dir, 100), open(&dir, 100));
+    let key = to_come(1, 60);
+    let pinned = std::sync::Arc::new(cache.pin("m", &[key], Purpose::Fetch).unwrap());
+    let fetching = cache.clone().pinning(pinned.clone());
+    let mut writer = fetching.receive_unnamed(key.hash, 60).unwrap();
+    writer.write(0, &[5; 60]).unwrap();
+    let (_, blob) = writer.publish().unwrap();
+    assert!(matches!(pin(&other, &[to_come(2, 60)]), Err(CacheError::Pinned { .. })));
+    assert_eq!(other.standing().map(|standing| standing.nbytes), Some(60));
+    drop((fetching, pinned));
+    pin(&other, &[to_come(2, 60)]).unwrap();
+    assert!(!blob.path.exists());
+}
+
+#[test]
+fn blobs_whose_bytes_are_in_memory_are_pinned_where_they_are_and_not_sent_again() {
+    let dir = scratch("optional");
+    let cache = open(&dir, 100);
+    let (hash, path) = put(&cache, &[1; 40]);
+    let in_memory = |needed: Needed| Needed { may_be_absent: true, ..needed };
+    let needed = [in_memory(here(hash, 40)), in_memory(to_come(2, 90)), to_come(3, 50)];
+    let pinned = pin(&cache, &needed).unwrap();
+    assert_eq!(cache.standing().map(|standing| standing.nbytes), Some(90));
+    let other = open(&dir, 100);
+    pin(&other, &[to_come(4, 10)]).unwrap();
+    assert!(path.exists());
+    drop(pinned);
 }

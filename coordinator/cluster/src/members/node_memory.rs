@@ -1,11 +1,12 @@
-//! The memory of nodes, as their stages report it. Workers that are stages of one node share it.
+//! The memory of nodes, as their stages report it. Workers that are stages of one node share it. Beside it, what workers say of
+//! their disks.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use brigade_line::admin::NodeMemory;
+use brigade_line::admin::{DiskUse, NodeMemory};
 use brigade_plan::{NodeFacts, WorkerFacts};
-use brigade_proto::control::NodePart;
+use brigade_proto::control::{DiskPart, NodePart};
 use brigade_worker::machine::ledger::Amount;
 
 use crate::members::conn::Conn;
@@ -73,6 +74,14 @@ pub fn nodes_of(conns: &[&Conn]) -> Vec<Option<NodeFacts>> {
 pub fn share_of(conn: &Conn) -> Option<NodeMemory> {
     let Report { limit, granted, .. } = Report::of(conn, Instant::now())?;
     Some(NodeMemory { limit: limit.stage, granted: granted.stage })
+}
+
+/// A worker's disk, for people; `None`: it does not say.
+pub fn disk_of(conn: &Conn) -> Option<DiskUse> {
+    let beat = conn.pulse().last();
+    let told = beat.as_ref().and_then(|beat| beat.reply().disk).or(conn.capabilities().disk)?;
+    let DiskPart { pinned, limit, checkpoints, checkpoints_limit } = told;
+    Some(DiskUse { pinned, limit, checkpoints, checkpoints_limit })
 }
 
 /// Tells the planner of workers' nodes.

@@ -535,6 +535,7 @@ impl Worker {
             heard_ms_ago: beat.map(|beat| ago(beat.ago(Instant::now()))),
             memory_limit: Some(memory_limit),
             node_memory,
+            disk: node_memory::disk_of(conn),
             gb_per_second: Some(gb_per_second),
             gop_per_second: Some(gop_per_second),
             device: Some(device),

@@ -84,6 +84,7 @@ impl Supervisor {
             memory_used: beat.as_ref().map(|beat| beat.reply().memory_used),
             memory_limit: known.map(|k| k.memory_limit),
             node_memory: member.conn().and_then(node_memory::share_of),
+            disk: member.conn().and_then(node_memory::disk_of),
             bytes: beat.as_ref().filter(|_| stage.is_some()).map(|beat| bytes(beat.reply())),
             gb_per_second: known.map(|k| k.gb_per_second),
             gop_per_second: known.map(|k| k.gop_per_second),

@@ -1,7 +1,7 @@
 //! Prints the machines of a cluster: their states, the ages of their heartbeats, their devices and speeds.
 
 use anyhow::Result;
-use brigade_line::admin::{ClusterStatus, NodeMemory, NodeState, NodeStatus, StageBytes};
+use brigade_line::admin::{ClusterStatus, DiskUse, NodeMemory, NodeState, NodeStatus, StageBytes};
 use brigade_line::clock;
 use brigade_plan::format_bytes;
 
@@ -27,8 +27,10 @@ pub fn show(status: &ClusterStatus) -> Result<()> {
         output::line(format_args!("it changes: {changing}"))?;
     }
     if !status.nodes.is_empty() {
-        let head =
-            ["node", "address", "state", "layers", "heard", "busy", "memory", "speed", "device"];
+        let head = [
+            "node", "address", "state", "layers", "heard", "busy", "memory", "disk", "speed",
+            "device",
+        ];
         let now = clock::unix_now();
         let rows: Vec<_> = status.nodes.iter().map(|node| row(node, now)).collect();
         output::table(&head, &rows)?;
@@ -65,6 +67,7 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
         node.heard_ms_ago.map_or_else(nothing, heard),
         node.busy_share.map_or_else(nothing, |share| format!("{:.0} %", share * 100.0)),
         memory.unwrap_or_else(nothing),
+        node.disk.as_ref().map_or_else(nothing, disk),
         speed.unwrap_or_else(nothing),
         node.device.clone().unwrap_or_else(nothing),
     ]
@@ -74,6 +77,19 @@ fn row(node: &NodeStatus, now: u64) -> Vec<String> {
 fn of_node(node: &NodeStatus) -> String {
     let Some(NodeMemory { limit, granted }) = node.node_memory else { return String::new() };
     format!(", its node {} of {}", format_bytes(granted), format_bytes(limit))
+}
+
+/// What loaded stages have pinned in the cache, of its limit, and what checkpoints take.
+fn disk(disk: &DiskUse) -> String {
+    let DiskUse { pinned, limit, checkpoints, checkpoints_limit } = *disk;
+    let pinned = format!("pinned {} of {}", format_bytes(pinned), format_bytes(limit));
+    match checkpoints_limit {
+        0 => pinned,
+        limit => {
+            let (checkpoints, limit) = (format_bytes(checkpoints), format_bytes(limit));
+            format!("{pinned}, checkpoints {checkpoints} of {limit}")
+        }
+    }
 }
 
 /// The bytes of a stage that lie with the host beside its GPU, and the share of its experts' rows that the host
@@ -163,6 +179,12 @@ mod tests {
             memory_used: Some(3 << 30),
             memory_limit: Some(12 << 30),
             node_memory: Some(NodeMemory { limit: 36 << 30, granted: 20 << 30 }),
+            disk: Some(DiskUse {
+                pinned: 3 << 30,
+                limit: 64 << 30,
+                checkpoints: 1 << 30,
+                checkpoints_limit: 64 << 30,
+            }),
             bytes: Some(StageBytes {
                 host_experts: 2 << 30,
                 expert_rows: [100, 300],
@@ -184,6 +206,8 @@ mod tests {
              it waited 1.2 s for rows, computed 40.0 s)",
         );
         let device = "avx2, 8 threads";
-        assert_eq!(cells[2..], ["stage 1", "4..8", "0.4 s ago", "63 %", memory, speed, device]);
+        let disk = "pinned 3.00 GiB of 64.00 GiB, checkpoints 1.00 GiB of 64.00 GiB";
+        let expected = ["stage 1", "4..8", "0.4 s ago", "63 %", memory, disk, speed, device];
+        assert_eq!(cells[2..], expected);
     }
 }

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use super::room::{Medium, Room};
 use super::*;
 
 /// What is left of the limit beside the processes of three stages.
@@ -203,4 +204,80 @@ fn processes_together_stay_within_the_limit() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
     assert!(look()[HEADER..].iter().all(|word| *word == 0), "all of it was given back");
+}
+
+/// The bytes that stages have of a room, as one takes them for records of ten bytes.
+fn takes(room: &Room, has: u64) -> u64 {
+    let has = if room.ask(has + 10) >= has + 10 { has + 10 } else { has };
+    room.settle(has);
+    has
+}
+
+/// What a stage still has that looks whether it has too much.
+fn gives_back(room: &Room, has: u64) -> u64 {
+    let has = has.min(room.most() / 10 * 10);
+    room.settle(has);
+    has
+}
+
+#[test]
+fn one_busy_stage_has_the_whole_room_and_each_is_sure_of_its_part() {
+    let book = Book::new(7).unwrap();
+    let rooms: Vec<Room> =
+        all_stages(&book).iter().map(|ledger| ledger.room(Medium::Disk, 900)).collect();
+    let mut has = [0; STAGES];
+    for _ in 0..100 {
+        has[0] = takes(&rooms[0], has[0]);
+    }
+    assert_eq!(has, [900, 0, 0], "two stages are idle");
+    // The second needs some: the first gives back a part, once.
+    has[1] = takes(&rooms[1], 0);
+    assert_eq!(has[1], 0, "not before the first has looked");
+    has[0] = gives_back(&rooms[0], has[0]);
+    for _ in 0..100 {
+        has[1] = takes(&rooms[1], has[1]);
+        has[0] = takes(&rooms[0], has[0]);
+    }
+    assert_eq!(has, [600, 300, 0]);
+    has[2] = takes(&rooms[2], 0);
+    has = std::array::from_fn(|i| gives_back(&rooms[i], has[i]));
+    for _ in 0..100 {
+        has = std::array::from_fn(|i| takes(&rooms[i], has[i]));
+    }
+    assert_eq!(has, [300; STAGES]);
+    // A stage that has ended has nothing, and the next takes what it had.
+    book.forget(share(2));
+    for _ in 0..100 {
+        has[0] = takes(&rooms[0], has[0]);
+    }
+    assert_eq!(has[0], 600);
+    // The other medium is another room.
+    assert_eq!(stage_of(&book, 2).room(Medium::Ram, 900).ask(900), 900);
+}
+
+#[test]
+fn a_room_is_never_overfull_and_no_stage_loses_of_its_part() {
+    let book = Book::new(7).unwrap();
+    let rooms: Vec<Room> =
+        all_stages(&book).iter().map(|ledger| ledger.room(Medium::Ram, 1000)).collect();
+    let (mut has, mut random) = ([0u64; STAGES], Random(3));
+    for _ in 0..5000 {
+        let i = random.below(STAGES as u64) as usize;
+        let before = has[i];
+        has[i] = match random.below(8) {
+            0 => before - random.below(before + 1) / 10 * 10,
+            1 | 2 => gives_back(&rooms[i], before),
+            _ => takes(&rooms[i], before),
+        };
+        rooms[i].settle(has[i]);
+        assert!(has.iter().sum::<u64>() <= 1000, "{has:?}");
+        assert!(rooms.iter().zip(has).all(|(room, has)| room.most() >= has.min(333)), "{has:?}");
+    }
+}
+
+#[test]
+fn a_worker_of_its_own_has_a_room_of_its_own() {
+    let room = Ledger::alone(Amount::of_stage(100)).room(Medium::Ram, 50);
+    assert_eq!((room.ask(80), room.most()), (50, 50));
+    room.settle(40);
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use super::super::record::{About, NewRecord, encode};
 use super::*;
+use crate::machine::ledger::{Amount, Book};
+use crate::machine::share::Share;
 
 const WHOSE: Whose = Whose { realm: [1; 16], owner: [2; 16] };
 
@@ -12,6 +14,11 @@ fn scratch(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("brigade-prefixes-{name}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&dir);
     dir
+}
+
+/// The store of a worker of its own.
+fn opened(dir: &Path, limits: Sizes) -> Store {
+    Store::open(dir, limits, Rooms::of(&Ledger::alone(Amount::default()), limits)).unwrap()
 }
 
 fn key(n: u64) -> Key {
@@ -125,7 +132,7 @@ fn step(store: &mut Option<Store>, model: &mut Model, dir: &Path, sizes: Sizes, 
         }
         _ => {
             *store = None;
-            *store = Some(Store::open(dir, sizes).unwrap());
+            *store = Some(opened(dir, sizes));
             model.ram.clear();
         }
     }
@@ -139,7 +146,7 @@ fn limits_are_kept_and_what_was_unused_longest_goes() {
         let mut seed = history;
         let ram = [0, 25_000][next(&mut seed, 2) as usize];
         let sizes = Sizes { ram, disk: 10 * 4096 * next(&mut seed, 2) };
-        let (mut store, mut model) = (Some(Store::open(&dir, sizes).unwrap()), Model::default());
+        let (mut store, mut model) = (Some(opened(&dir, sizes)), Model::default());
         for _ in 0..60 {
             step(&mut store, &mut model, &dir, sizes, &mut seed);
             let store = store.as_ref().expect("it is open");
@@ -158,7 +165,7 @@ fn limits_are_kept_and_what_was_unused_longest_goes() {
 fn what_a_crash_leaves_is_never_read() {
     let dir = scratch("crash");
     let limits = Sizes { ram: 0, disk: 1 << 20 };
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     store.put(bundle(WHOSE, 1, 40)).unwrap();
     store.put(bundle(WHOSE, 2, 40)).unwrap();
     drop(store);
@@ -168,14 +175,14 @@ fn what_a_crash_leaves_is_never_read() {
         // As killed while it was written, and as if that had its name already.
         fs::write(&path, &whole[..n]).unwrap();
         fs::write(dir.join("0/draft"), &whole[..n]).unwrap();
-        let store = Store::open(&dir, limits).unwrap();
+        let store = opened(&dir, limits);
         assert!(store.has(&page(1)) && !store.has(&page(2)), "cut at {n}");
         assert!(!path.exists() && !dir.join("0/draft").exists());
         let mut damaged = whole.clone();
         damaged[n] ^= 4;
         fs::write(&path, damaged).unwrap();
         drop(store);
-        let store = Store::open(&dir, limits).unwrap();
+        let store = opened(&dir, limits);
         assert!(read(&store, 2).is_err(), "byte {n}");
         assert!(!store.has(&page(2)) && !path.exists(), "it is dropped");
         assert_eq!(read(&store, 1).unwrap(), bytes_of(1, 40));
@@ -188,16 +195,16 @@ fn only_its_owner_reads_it_and_an_old_folder_is_emptied() {
     use std::os::unix::fs::PermissionsExt;
     let dir = scratch("form");
     let limits = Sizes { ram: 0, disk: 1 << 20 };
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     store.put(bundle(WHOSE, 1, 40)).unwrap();
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(files(&dir)[0].clone()), mode(dir.join("0"))), (0o600, 0o700));
     // Another worker uses a folder of its own.
-    let other = Store::open(&dir, limits).unwrap();
+    let other = opened(&dir, limits);
     assert!(!other.has(&page(1)) && dir.join("1").exists());
     drop((store, other));
     fs::write(dir.join("0/form"), "0\n").unwrap();
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     assert!(!store.has(&page(1)) && files(&dir).is_empty());
     fs::remove_dir_all(dir).unwrap();
 }
@@ -206,7 +213,7 @@ fn only_its_owner_reads_it_and_an_old_folder_is_emptied() {
 fn what_is_old_goes_and_what_belongs_to_nobody_any_more() {
     let dir = scratch("age");
     let limits = Sizes { ram: 1 << 20, disk: 1 << 20 };
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     let other = Whose { owner: [9; 16], ..WHOSE };
     let foreign = Whose { realm: [8; 16], ..other };
     for (n, whose) in [(1, WHOSE), (2, other), (3, foreign)] {
@@ -222,7 +229,7 @@ fn what_is_old_goes_and_what_belongs_to_nobody_any_more() {
     drop(store);
     let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
     fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     assert_eq!([1, 3].map(|n| store.has(&page(n))), [false, true]);
     fs::remove_dir_all(dir).unwrap();
 }
@@ -232,7 +239,7 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
     let dir = scratch("left");
     let limits = Sizes { ram: 0, disk: 3 * on_disk(40) };
     let stores = [1, 3].map(|n| {
-        let store = Store::open(&dir, limits).unwrap();
+        let store = opened(&dir, limits);
         store.put(bundle(WHOSE, n, 40)).unwrap();
         store.put(bundle(WHOSE, n + 1, 40)).unwrap();
         store
@@ -247,12 +254,12 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
     };
     let has = |store: &Store| [1, 2, 3, 4].map(|n| store.has(&page(n)));
     age(300);
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     store.take_over().unwrap();
     assert_eq!(has(&store), [true, true, false, false], "its worker may start again");
     drop(store);
     age(700);
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     assert_eq!(has(&store), [true, true, false, false], "not at once: its worker may start too");
     store.take_over().unwrap();
     assert_eq!(has(&store).iter().filter(|has| **has).count(), 3, "as many as there is room for");
@@ -266,7 +273,7 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
     // Without room on the disk, records that are too old are dropped as well.
     let old = SystemTime::now() - MAX_AGE - Duration::from_secs(60);
     fs::File::options().append(true).open(&files(&dir)[0]).unwrap().set_modified(old).unwrap();
-    drop(Store::open(&dir, Sizes { ram: 1 << 20, disk: 0 }).unwrap());
+    drop(opened(&dir, Sizes { ram: 1 << 20, disk: 0 }));
     assert_eq!(files(&dir).len(), 2);
     fs::remove_dir_all(dir).unwrap();
 }
@@ -275,7 +282,7 @@ fn a_folder_that_nobody_has_any_more_is_taken_over_within_the_limit() {
 fn records_of_several_bundles_come_in_the_order_they_were_asked_for() {
     let dir = scratch("runs");
     for limits in [Sizes { ram: 1 << 20, disk: 0 }, Sizes { ram: 0, disk: 1 << 20 }] {
-        let store = Store::open(&dir, limits).unwrap();
+        let store = opened(&dir, limits);
         let of = |layer: u64, n: u64| Id { line: key(layer), ..page(n) };
         let about = |id: Id| About {
             id,
@@ -309,15 +316,48 @@ fn records_of_several_bundles_come_in_the_order_they_were_asked_for() {
 fn a_worker_that_follows_another_one_has_its_records_though_that_one_is_still_ending() {
     let dir = scratch("follow");
     let limits = Sizes { ram: 0, disk: 1 << 20 };
-    let store = Store::open(&dir, limits).unwrap();
+    let store = opened(&dir, limits);
     store.put(bundle(WHOSE, 1, 40)).unwrap();
     let next = std::thread::scope(|scope| {
-        let next = scope.spawn(|| Store::open(&dir, limits).unwrap());
+        let next = scope.spawn(|| opened(&dir, limits));
         std::thread::sleep(Duration::from_millis(100));
         drop(store);
         next.join().unwrap()
     });
     assert!(next.has(&page(1)) && !dir.join("1").exists());
     drop(next);
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn stages_of_a_node_share_the_room_by_need() {
+    let dir = scratch("node");
+    let limits = Sizes { ram: 0, disk: 4 * on_disk(40) };
+    let book = Book::new(7).unwrap();
+    let of_node = |number| {
+        let memory = Amount::of_stage(1 << 40);
+        let ledger = Ledger::of_node(book.inherited(), Share::new(number, 2), memory).unwrap();
+        Store::open(&dir, limits, Rooms::of(&ledger, limits)).unwrap()
+    };
+    let (first, second) = (of_node(1), of_node(2));
+    let has = |store: &Store, ns: [u64; 4]| ns.map(|n| store.has(&page(n)));
+    let put = |store: &Store, n| store.put(bundle(WHOSE, n, 40)).unwrap();
+    let put_all = |store: &Store, ns: [u64; 4]| ns.map(|n| put(store, n));
+    put_all(&first, [1, 2, 3, 4]);
+    assert_eq!(has(&first, [1, 2, 3, 4]), [true; 4], "the other keeps nothing");
+    assert_eq!(put(&second, 5), 0, "there is no room");
+    first.give_back();
+    assert_eq!(has(&first, [1, 2, 3, 4]), [false, false, true, true], "each is sure of a half");
+    put_all(&second, [5, 6, 7, 8]);
+    assert_eq!(has(&second, [5, 6, 7, 8]), [false, false, true, true]);
+    assert!(on_disk_of(&dir) <= limits.disk);
+    // A stage that comes again has what it left, if nobody has taken its room.
+    drop(second);
+    book.forget(Share::new(2, 2));
+    let second = of_node(2);
+    assert_eq!(has(&second, [5, 6, 7, 8]), [false, false, true, true]);
+    put_all(&first, [1, 2, 3, 4]);
+    assert_eq!(has(&first, [1, 2, 3, 4]), [false, false, true, true]);
+    drop((first, second));
     fs::remove_dir_all(dir).unwrap();
 }

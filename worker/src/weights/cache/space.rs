@@ -1,15 +1,14 @@
 //! Makes room in the cache: under its own limit, and on the disk.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
 use blake3::Hash;
 
+use super::pins::total;
 use super::{BLOBS, Cache, CacheError, PARTS, at, hash_of_name, remove_if_there};
 
 /// A blob or part that may have to go.
@@ -20,58 +19,44 @@ struct Entry {
     note: Option<PathBuf>,
 }
 
-/// Room that a call has reserved for the bytes it fetches, until it is dropped.
-#[derive(Debug)]
-pub struct Reserved {
-    of: Arc<AtomicU64>,
-    nbytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.of.fetch_sub(self.nbytes, Relaxed);
-    }
+/// What is in the folder.
+struct Contents {
+    /// Bytes of pinned blobs and parts.
+    pinned_bytes: u64,
+    /// All others.
+    others: Vec<Entry>,
 }
 
 impl Cache {
-    /// Makes room for `nbytes` more beside other reservations. None of `keep` is deleted. All calls together reserve
-    /// no more than the bound.
+    /// Makes room for what is still to come of all `pinned` blobs, `own_bytes` of it for the caller, by deleting the blobs and
+    /// parts longest unused that are not pinned.
     ///
     /// # Errors
-    /// As [`Cache::make_room`].
-    pub fn reserve(&self, nbytes: u64, keep: &HashSet<Hash>) -> Result<Reserved, CacheError> {
-        let before = self.reserved.fetch_add(nbytes, Relaxed);
-        let reserved = Reserved { of: self.reserved.clone(), nbytes };
-        self.make_room(before.saturating_add(nbytes), keep)?;
-        Ok(reserved)
-    }
-
-    /// Makes room for `incoming_bytes` more by deleting the blobs and parts longest unused, but
-    /// none of `keep`.
-    ///
-    /// # Errors
-    /// [`CacheError::TooLarge`] where `keep` and `incoming_bytes` alone exceed the bound: nothing is
-    /// deleted then. [`CacheError::NoSpace`] where the disk has no room even so.
-    /// [`CacheError::Unwritable`], [`CacheError::Io`].
-    pub fn make_room(&self, incoming_bytes: u64, keep: &HashSet<Hash>) -> Result<(), CacheError> {
-        if incoming_bytes == 0 {
-            return Ok(());
-        }
-        self.check_writable()?;
-        let (kept_bytes, mut others) = self.entries(keep)?;
+    /// [`CacheError::NoSpace`] where the disk has no room even so. [`CacheError::Io`].
+    pub(super) fn evict_for(
+        &self,
+        own_bytes: u64,
+        pinned: &HashMap<Hash, u64>,
+    ) -> Result<(), CacheError> {
+        let Contents { pinned_bytes, mut others } = self.contents(pinned)?;
         let other_bytes: u64 = others.iter().map(|entry| entry.nbytes).sum();
-        let (dir, needed_bytes) = (self.dir.clone(), kept_bytes.saturating_add(incoming_bytes));
-        if needed_bytes > self.limit_bytes {
-            return Err(CacheError::TooLarge { dir, needed_bytes, limit_bytes: self.limit_bytes });
+        let pinned_total = total(pinned);
+        // What other stages have pinned and not received yet takes of the disk as well.
+        let theirs = pinned_total.saturating_sub(pinned_bytes).saturating_sub(own_bytes);
+        let free_bytes = free_bytes(&self.dir).map_err(at(&self.dir))?;
+        let mut free_bytes = free_bytes.saturating_sub(theirs);
+        let no_space = |free_bytes| CacheError::NoSpace {
+            dir: self.dir.clone(),
+            needed_bytes: own_bytes,
+            free_bytes,
+        };
+        if own_bytes > free_bytes.saturating_add(other_bytes) {
+            return Err(no_space(free_bytes));
         }
-        let mut free_bytes = free_bytes(&self.dir).map_err(at(&self.dir))?;
-        if incoming_bytes > free_bytes.saturating_add(other_bytes) {
-            return Err(CacheError::NoSpace { dir, needed_bytes: incoming_bytes, free_bytes });
-        }
-        let mut total_bytes = kept_bytes + other_bytes;
+        let mut total_bytes = pinned_total.saturating_add(other_bytes);
         others.sort_by(|a, b| (a.used, &a.path).cmp(&(b.used, &b.path)));
         for Entry { nbytes, path, note, .. } in others {
-            if total_bytes + incoming_bytes <= self.limit_bytes && incoming_bytes <= free_bytes {
+            if total_bytes <= self.limit_bytes && own_bytes <= free_bytes {
                 break;
             }
             // A part that another worker is receiving right now is locked, and stays.
@@ -83,15 +68,15 @@ impl Cache {
                 free_bytes = free_bytes.saturating_add(nbytes);
             }
         }
-        if incoming_bytes > free_bytes {
-            return Err(CacheError::NoSpace { dir, needed_bytes: incoming_bytes, free_bytes });
+        if own_bytes > free_bytes {
+            return Err(no_space(free_bytes));
         }
         Ok(())
     }
 
-    /// Bytes of blobs and parts in `keep`, and all other entries. Anything that is not a file is ignored.
-    fn entries(&self, keep: &HashSet<Hash>) -> Result<(u64, Vec<Entry>), CacheError> {
-        let (mut kept_bytes, mut others) = (0, Vec::new());
+    /// Looks through the folder. Anything that is not a file is ignored.
+    fn contents(&self, pinned: &HashMap<Hash, u64>) -> Result<Contents, CacheError> {
+        let mut contents = Contents { pinned_bytes: 0, others: Vec::new() };
         for sub in [BLOBS, PARTS] {
             let dir = self.dir.join(sub);
             for entry in fs::read_dir(&dir).map_err(at(&dir))? {
@@ -102,18 +87,18 @@ impl Cache {
                     continue;
                 }
                 let hash = hash_of_name(&path);
-                if hash.is_some_and(|hash| keep.contains(&hash)) {
-                    kept_bytes += meta.len();
+                if hash.is_some_and(|hash| pinned.contains_key(&hash)) {
+                    contents.pinned_bytes += meta.len();
                     continue;
                 }
                 let note = hash.filter(|_| sub == BLOBS).map(|hash| self.note(&hash));
                 let noted = note.as_deref().and_then(|note| fs::metadata(note).ok());
                 let used = noted.unwrap_or(meta.clone()).accessed();
                 let used = used.unwrap_or(SystemTime::UNIX_EPOCH);
-                others.push(Entry { used, nbytes: meta.len(), path, note });
+                contents.others.push(Entry { used, nbytes: meta.len(), path, note });
             }
         }
-        Ok((kept_bytes, others))
+        Ok(contents)
     }
 }
 
