@@ -371,7 +371,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
 
 /// The handlers' state for a model that is not loaded.
 fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
-    let (engine, _) = Engine::channel();
+    let engine = Engine::not_loaded();
     let n_ctx = model.ctx(args.ctx);
     let limits = Limits { n_ctx, n_vocab: model.n_vocab(), answer: LEAST_ANSWER, encoder: None };
     let encoder = model.spec.is_encoder().then_some(model.default_rows(args.ctx));
