@@ -10,6 +10,8 @@ mod nodes;
 mod planned;
 mod state;
 mod task;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -10,11 +10,12 @@ use brigade_line::adapters::Adapters;
 use brigade_line::admin::Admin;
 use brigade_line::current::CurrentLimits;
 use brigade_line::handle::Engine;
-use brigade_line::health::RollWatch;
+use brigade_line::health::{Roll, RollWatch};
 use brigade_line::journal::{Journal, Opened};
 use brigade_line::model::ModelMeta;
-use brigade_line::request::Limits;
+use brigade_line::request::{LEAST_ANSWER, Limits};
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::access::Access;
@@ -96,6 +97,38 @@ impl Door {
 }
 
 impl App {
+    /// The place of a model of which nothing is known yet. It reads what does not depend on the model, and runs nothing.
+    pub(crate) fn of_no_model(door: Door) -> Self {
+        let engine = Engine::not_loaded();
+        let longest =
+            Limits { n_ctx: u32::MAX, n_vocab: u32::MAX, answer: LEAST_ANSWER, encoder: None };
+        let meta = ModelMeta {
+            architecture: String::new(),
+            n_ctx: longest.n_ctx,
+            n_ctx_train: longest.n_ctx,
+            n_vocab: longest.n_vocab,
+            n_params: 0,
+            size: 0,
+            quantization: String::new(),
+        };
+        Self {
+            limits: CurrentLimits::new(longest, engine.clone()),
+            engine,
+            text: Arc::new(TextModel::without_text()),
+            heads: Arc::default(),
+            adapters: Arc::default(),
+            meta: Arc::new(meta),
+            created: 0,
+            roll: watch::channel(Roll::default()).1,
+            max_seqs: 1,
+            keeps: false,
+            journal: None,
+            admin: Admin::channel().0,
+            in_use: Arc::default(),
+            door,
+        }
+    }
+
     /// All names by which requests may name the model.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.text.names().iter().map(String::as_str)

@@ -33,6 +33,8 @@ struct Parts {
     extra: Vec<(&'static str, u64)>,
     /// How far a model is that is being loaded.
     loading: Option<Value>,
+    /// Whether another model might have taken the same request.
+    is_of_model: bool,
 }
 
 impl ApiError {
@@ -51,7 +53,23 @@ impl ApiError {
             retry_after_s: None,
             extra: Vec::new(),
             loading: None,
+            is_of_model: false,
         }))
+    }
+
+    /// The same error, which another model might not have given.
+    pub fn of_model(mut self) -> Self {
+        self.0.is_of_model = true;
+        self
+    }
+
+    /// Whether the request is refused whatever its line is like. `knows_model`: its model was read; otherwise whatever that is
+    /// like, too.
+    pub fn is_final(&self, knows_model: bool) -> bool {
+        let status = self.0.status;
+        let of_request = status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED;
+        let of_any_model = status != StatusCode::NOT_IMPLEMENTED && !self.0.is_of_model;
+        of_request && (knows_model || of_any_model)
     }
 
     /// 400 about one field of the request.
@@ -312,6 +330,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::QueueFull(full) => Self::queue_full(message, full.retry_after_s),
+            SubmitError::NotLoaded => Self::unavailable(message),
             SubmitError::Unavailable { reason } => {
                 tracing::warn!(reason, "no requests can run now");
                 Self::unavailable(
@@ -327,21 +346,21 @@ impl From<SubmitError> for ApiError {
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         let message = error.to_string();
-        match error {
-            TextError::BadStop(_) => Self::field("stop", message),
+        let api = match error {
+            TextError::BadStop(_) => return Self::field("stop", message),
+            TextError::TooLong { .. } => return Self::field("prompt", message),
             TextError::NoTemplate | TextError::BadTemplate(_) => Self::field(
                 "messages",
                 format!("{message}: --chat-template gives another one, where the model is started"),
             ),
             TextError::Template(_) => Self::field("messages", message),
             TextError::Encoder(_) => Self::field("model", message),
-            TextError::TooLong { .. } | TextError::BadToken { .. } | TextError::NoVocab => {
-                Self::field("prompt", message)
-            }
+            TextError::BadToken { .. } | TextError::NoVocab => Self::field("prompt", message),
             TextError::BadVocab(_) | TextError::Unsupported(_) | TextError::Gguf(_) => {
                 Self::server(message)
             }
-        }
+        };
+        api.of_model()
     }
 }
 

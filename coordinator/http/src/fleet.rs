@@ -29,8 +29,7 @@ use crate::request::bodies::{FREE_BODY_BYTES, Taken};
 use crate::request::fields::Fields;
 use crate::request::keep_alive::{Keep, keep_alive};
 
-use member::NEED_A_LINE;
-pub(crate) use member::{Chosen, Presence};
+pub(crate) use member::{Chosen, NEED_A_LINE, Presence};
 pub use member::{Coming, Fetch, Fetched, Fetcher, Loader, Member, NotLoaded, Wish};
 
 /// The prefix of an API in which a model may also be called by `name`.

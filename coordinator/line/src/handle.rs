@@ -141,6 +141,9 @@ pub enum SubmitError {
         /// The reason, for the client.
         reason: String,
     },
+    /// The model has no line yet, so nothing can be said but that the request itself is good.
+    #[error("the model is not loaded")]
+    NotLoaded,
     /// The request can never run here.
     #[error(transparent)]
     Invalid(#[from] RequestError),
@@ -348,6 +351,11 @@ impl Engine {
         (engine, EngineEnds { submissions, states, status, running, cached })
     }
 
+    /// A handle of a model that is not loaded: it takes no request ([`SubmitError::NotLoaded`]).
+    pub fn not_loaded() -> Self {
+        Self::channel().0
+    }
+
     /// The line's state now.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
@@ -420,6 +428,7 @@ impl Engine {
         let submission = Submission { id, request, events, verdict, counts: counts.clone(), past };
         let gone = || {
             let reason = match &*self.status.borrow() {
+                Status::Loading(_) => return SubmitError::NotLoaded,
                 Status::Failed { reason } => reason.clone(),
                 _ => "the driver has stopped".to_string(),
             };

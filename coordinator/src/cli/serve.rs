@@ -171,9 +171,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     unload_after: Option<Duration>,
     /// With --load demand: how long a model in constant use stays loaded before it makes room for one that waits. It
-    /// then takes no new requests, completes those that run, and is unloaded. Such as 60s
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
-    swap_after: Duration,
+    /// then takes no new requests, completes those that run, and is unloaded. Such as 60s [default: ten times as long as
+    /// it took to load, 60s at most]
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    swap_after: Option<Duration>,
     /// With --load demand: how long a load may stand still, without a byte more than before, until it is given up and its
     /// room is free. Such as 5m
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::some_time)]
@@ -371,7 +372,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
 
 /// The handlers' state for a model that is not loaded.
 fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
-    let (engine, _) = Engine::channel();
+    let engine = Engine::not_loaded();
     let n_ctx = model.ctx(args.ctx);
     let limits = Limits { n_ctx, n_vocab: model.n_vocab(), answer: LEAST_ANSWER, encoder: None };
     let encoder = model.spec.is_encoder().then_some(model.default_rows(args.ctx));

@@ -205,6 +205,29 @@ impl Conn {
         })
     }
 
+    /// A worker with these capabilities that never says a word, for tests of decisions about workers; it is the stage `stage`
+    /// of its address.
+    #[cfg(test)]
+    pub async fn mute(name: &str, stage: u8, capabilities: Capabilities) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let (reach, connection) = Reach::unasked(&address.of_stage(stage)).await;
+        let control = WorkerClient::new(connection.clone());
+        Self {
+            name: name.to_owned(),
+            reach,
+            coordinator_id: "test".to_owned(),
+            heart: control.clone(),
+            control,
+            copies: CopiesClient::new(connection),
+            capabilities,
+            wire: WIRE_VERSION,
+            last_epoch: 0,
+            slowdown: Arc::new(AtomicU64::new(1f64.to_bits())),
+            pulse: Pulse::default(),
+        }
+    }
+
     /// The worker's name in plans and messages.
     pub fn name(&self) -> &str {
         &self.name

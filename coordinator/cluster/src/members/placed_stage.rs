@@ -119,3 +119,58 @@ fn host_experts(conn: &Conn, stage: &StagePlan) -> Option<u32> {
     let planned = if stage.host_layers.is_empty() { 0 } else { stage.host_layers.end as u32 };
     Some(host.experts_before.filter(|before| *before == ALL_LAYERS).unwrap_or(planned))
 }
+
+#[cfg(test)]
+mod tests {
+    use brigade_proto::address::FIRST_STAGE;
+    use brigade_proto::control::{Capabilities, Feature};
+
+    use super::*;
+
+    /// A stage on a worker of an older release, or on stage `number` of a node of this one.
+    async fn on(member: MemberId, number: Option<u8>) -> PlacedStage {
+        let features = number.iter().map(|_| Feature::StageAddresses.into()).collect();
+        let capabilities = Capabilities { features, ..Capabilities::default() };
+        let name = member.to_string();
+        let conn = Conn::mute(&name, number.unwrap_or(FIRST_STAGE), capabilities).await;
+        let pace = Pace { computing_us: 1.0, sending_us: 1.0, slowdown: 1.0 };
+        PlacedStage {
+            member,
+            conn,
+            layers: 0..1,
+            host_experts: None,
+            pace,
+            weight_bytes: 0,
+            max_sequence_bytes: 0,
+            copy_bytes: 0,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_older_worker_never_stands_before_a_stage_with_a_number() {
+        let (old, first, second) = (None, Some(1), Some(2));
+        // Stages in order, whether the last one dials the first, and those that cannot dial the stage behind them.
+        let lines: [([Option<u8>; 3], bool, &[MemberId]); 7] = [
+            ([old, second, first], false, &[0]),
+            ([first, old, second], false, &[1]),
+            ([first, second, old], false, &[]),
+            ([first, second, old], true, &[]),
+            ([second, first, old], true, &[2]),
+            ([old, first, second], true, &[]),
+            ([second, first, second], true, &[]),
+        ];
+        for (line, ring, expected) in lines {
+            let mut stages = Vec::new();
+            for (member, number) in line.into_iter().enumerate() {
+                stages.push(on(member, number).await);
+            }
+            let refused = out_of_reach(&stages, ring);
+            let members: Vec<MemberId> = refused.iter().map(|(member, _)| *member).collect();
+            assert_eq!(members, expected, "{line:?}, ring: {ring}");
+            for (_, error) in refused {
+                let why = error.to_string();
+                assert!(why.contains("older release") && why.contains("--stage-ports"), "{why}");
+            }
+        }
+    }
+}

@@ -34,6 +34,14 @@ impl Reach {
         Ok((Self { address: address.clone(), network: network.clone(), peer, node }, connection))
     }
 
+    /// A plain connection to whatever listens at an address, for tests.
+    #[cfg(test)]
+    pub async fn unasked(address: &Address) -> (Self, Connection) {
+        let network = Network::plain(false);
+        let connection = network.dial(address, None).await.unwrap();
+        (Self { address: address.clone(), network, peer: None, node: None }, connection)
+    }
+
     /// Another connection to the same worker.
     ///
     /// # Errors

@@ -41,45 +41,37 @@ pub fn choose(
     at_least: usize,
     fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
 ) -> Result<Vec<WorkerId>, String> {
-    let trusted: Vec<Offer> = offers.iter().copied().filter(|offer| !offer.doubted).collect();
-    let lacking = match one_of_each_node(&trusted, holds, at_least, fits) {
-        Ok(chosen) => return Ok(chosen),
-        Err(lacking) => lacking,
-    };
-    if trusted.len() == offers.len() {
-        Err(lacking)
-    } else {
-        one_of_each_node(offers, holds, at_least, fits)
-    }
-}
-
-/// The same among the first stages of all nodes, then among two of each, and so on. The second stage of a node brings no
-/// memory, so it is taken for the number alone.
-fn one_of_each_node(
-    offers: &[Offer],
-    holds: &[WorkerId],
-    at_least: usize,
-    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
-) -> Result<Vec<WorkerId>, String> {
-    let mut offers = offers.to_vec();
-    // A stage that has layers uses its own memory again.
-    offers.sort_by_key(|offer| (!offer.has_layers, offer.id));
-    let before = |at: usize| {
-        let same = |other: &&Offer| other.node.is_some() && other.node == offers[at].node;
-        offers[..at].iter().filter(same).count()
-    };
-    let rounds: Vec<usize> = (0..offers.len()).map(before).collect();
-    let last = rounds.iter().copied().max().unwrap_or(0);
     let mut chosen = Err(String::new());
-    for round in 0..=last {
-        let some = offers.iter().zip(&rounds).filter(|(_, of)| **of <= round);
-        let some: Vec<Offer> = some.map(|(offer, _)| *offer).collect();
-        chosen = smallest(&some, holds, at_least, fits);
+    for some in selections(offers) {
+        chosen = smallest(some, holds, at_least, fits);
         if chosen.is_ok() {
             break;
         }
     }
     chosen
+}
+
+/// The workers to choose from, one selection after the other: those that are trusted, and then all. Of each of these the
+/// first stages of all nodes, then two of each, and so on: the second stage of a node brings no memory, so it is taken
+/// for the number alone.
+fn selections(offers: &[Offer]) -> Vec<Vec<Offer>> {
+    let trusted: Vec<Offer> = offers.iter().copied().filter(|offer| !offer.doubted).collect();
+    let all = (trusted.len() < offers.len()).then(|| offers.to_vec());
+    let mut selections = Vec::new();
+    for mut some in [trusted].into_iter().chain(all) {
+        // A stage that has layers uses its own memory again.
+        some.sort_by_key(|offer| (!offer.has_layers, offer.id));
+        let before = |at: usize| {
+            let same = |other: &&Offer| other.node.is_some() && other.node == some[at].node;
+            some[..at].iter().filter(same).count()
+        };
+        let rounds: Vec<usize> = (0..some.len()).map(before).collect();
+        for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
+            let of = some.iter().zip(&rounds).filter(|(_, of)| **of <= round);
+            selections.push(of.map(|(offer, _)| *offer).collect());
+        }
+    }
+    selections
 }
 
 /// The fewest of `all` that have to go so that something fits, the first ones first.
@@ -102,13 +94,13 @@ pub fn fewest<T: Clone>(
     Ok(go)
 }
 
+/// The same among one selection.
 fn smallest(
-    offers: &[Offer],
+    mut offers: Vec<Offer>,
     holds: &[WorkerId],
     at_least: usize,
     fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
 ) -> Result<Vec<WorkerId>, String> {
-    let mut offers = offers.to_vec();
     offers.sort_by_key(|offer| (offer.size(), !offer.has_layers, offer.id));
     let fewest = at_least.saturating_sub(holds.len()).max(usize::from(holds.is_empty()));
     let mut lacking =

@@ -94,8 +94,8 @@ struct Worker {
     /// Whether its line is giving it back.
     returns: bool,
     doubted_until: Option<Instant>,
-    /// The line that it refused, and until when it is not lent to that again.
-    refused: Option<(SeatId, Instant)>,
+    /// The lines that it refused, and until when it is not lent to each of them again.
+    refused: BTreeMap<SeatId, Instant>,
 }
 
 #[derive(Debug)]
@@ -173,7 +173,7 @@ impl State {
             came_back: None,
             returns: false,
             doubted_until,
-            refused: None,
+            refused: BTreeMap::new(),
         };
         self.workers.insert(id, worker);
         Some(id)
@@ -305,7 +305,7 @@ impl State {
         match how {
             Returned::Spare => {}
             Returned::Doubted => worker.doubted_until = Some(now + DOUBT_FOR),
-            Returned::Refused => worker.refused = Some((id, now + REFUSED_FOR)),
+            Returned::Refused => drop(worker.refused.insert(id, now + REFUSED_FOR)),
         }
         let is_gone = worker.conn.is_none();
         if is_gone && how == Returned::Doubted {
@@ -324,8 +324,11 @@ impl State {
     pub fn leave(&mut self, id: SeatId) {
         let now = Instant::now();
         self.lines.remove(&id);
-        for worker in self.workers.values_mut().filter(|worker| worker.lent == Some(id)) {
-            worker.comes_back(now);
+        for worker in self.workers.values_mut() {
+            worker.refused.remove(&id);
+            if worker.lent == Some(id) {
+                worker.comes_back(now);
+            }
         }
         self.workers.retain(|_, worker| worker.lent.is_some() || worker.conn.is_some());
         self.changed(now);
@@ -344,7 +347,9 @@ impl State {
         let mut forgiven = false;
         for worker in self.workers.values_mut() {
             forgiven |= worker.doubted_until.take_if(|until| is_over(*until)).is_some();
-            forgiven |= worker.refused.take_if(|(_, until)| is_over(*until)).is_some();
+            let before = worker.refused.len();
+            worker.refused.retain(|_, until| !is_over(*until));
+            forgiven |= worker.refused.len() < before;
         }
         if forgiven { self.changed(now) } else { self.match_all(now) }
     }
@@ -491,8 +496,11 @@ impl Worker {
         let wanted = line.demand.model.header_hash;
         let layers = beat.as_ref().and_then(|beat| beat.reply().held_layers.as_ref());
         let has_layers = layers.is_some_and(|held| held.model[..] == wanted.as_bytes()[..]);
-        let refused = self.refused.is_some_and(|(by, _)| by == seat);
-        if drains || refused || self.returns || conn.check(&line.needs).is_err() {
+        if drains
+            || self.refused.contains_key(&seat)
+            || self.returns
+            || conn.check(&line.needs).is_err()
+        {
             return None;
         }
         let doubted = self.doubted_until.is_some_and(|until| until > now);

@@ -47,8 +47,8 @@ pub(crate) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let classifier = app.heads.classifier.as_ref().ok_or_else(|| judges_nothing(&app))?;
     let mut wanted = app.read(request, Wanted::read).await?;
+    let classifier = app.heads.classifier.as_ref().ok_or_else(|| judges_nothing(&app))?;
     let pairs = std::mem::take(&mut wanted.pairs);
     let n_tokens: usize = pairs.iter().map(Vec::len).sum();
     // In a decoder the last token has seen both the query and the document.

@@ -88,11 +88,11 @@ impl Default for Bodies {
     }
 }
 
-/// A whole body, and its part of the room, given back when it is dropped.
-#[derive(Debug)]
+/// A whole body, and its part of the room, given back when the last copy is dropped.
+#[derive(Clone, Debug)]
 pub(crate) struct Taken {
-    pub(crate) bytes: Vec<u8>,
-    room: Option<Part>,
+    pub(crate) bytes: Arc<Vec<u8>>,
+    room: Option<Arc<Part>>,
     /// The request's identity, whose key the body is charged to.
     name: Option<Name>,
 }
@@ -110,7 +110,7 @@ fn max_bytes(path: &str) -> usize {
 impl Taken {
     /// A body from the journal.
     pub(crate) fn of_journal(bytes: Vec<u8>, name: &Name) -> Self {
-        Self { bytes, room: None, name: Some(name.clone()) }
+        Self { bytes: Arc::new(bytes), room: None, name: Some(name.clone()) }
     }
 
     /// Puts a received body back, where the handler will find it.
@@ -121,6 +121,27 @@ impl Taken {
     fn tenant(&self) -> Tenant {
         self.name.as_ref().and_then(Name::tenant)
     }
+}
+
+/// A request whose body was taken before, once more: handlers of both find the body. `None`: it was not.
+pub(crate) fn once_more(request: &Request) -> Option<Request> {
+    let Waiting(taken) = request.extensions().get()?;
+    let body = taken.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+    let mut again = Request::new(Body::empty());
+    again.method_mut().clone_from(request.method());
+    again.uri_mut().clone_from(request.uri());
+    again.headers_mut().clone_from(request.headers());
+    again.extensions_mut().clone_from(request.extensions());
+    body.wait_in(&mut again);
+    Some(again)
+}
+
+/// A body that is being received.
+#[derive(Debug)]
+struct Arriving {
+    bytes: Vec<u8>,
+    room: Option<Part>,
+    tenant: Tenant,
 }
 
 impl Bodies {
@@ -165,7 +186,8 @@ impl Bodies {
         limit: usize,
         name: Option<&Name>,
     ) -> Result<Taken, ApiError> {
-        let mut taken = Taken { bytes: Vec::new(), room: None, name: name.cloned() };
+        let tenant = name.and_then(Name::tenant);
+        let mut arriving = Arriving { bytes: Vec::new(), room: None, tenant };
         let mut chunks = body.into_data_stream();
         let end = Instant::now() + self.times.within;
         loop {
@@ -177,39 +199,43 @@ impl Bodies {
                 return Err(ApiError::too_slow(message));
             };
             match next {
-                None => return Ok(taken),
+                None => {
+                    let Arriving { bytes, room, .. } = arriving;
+                    let (bytes, room) = (Arc::new(bytes), room.map(Arc::new));
+                    return Ok(Taken { bytes, room, name: name.cloned() });
+                }
                 Some(Err(error)) => {
                     let message = format!("the request body cannot be read: {error}");
                     return Err(ApiError::bad_request(message));
                 }
                 Some(Ok(chunk)) => {
-                    if taken.bytes.len() + chunk.len() > limit {
+                    if arriving.bytes.len() + chunk.len() > limit {
                         return Err(ApiError::too_large(limit));
                     }
-                    self.make_room(&mut taken, chunk.len())?;
-                    taken.bytes.extend_from_slice(&chunk);
+                    self.make_room(&mut arriving, chunk.len())?;
+                    arriving.bytes.extend_from_slice(&chunk);
                 }
             }
         }
     }
 
     /// Makes room for `more` bytes. Buffers grow in powers of two, and their whole capacity is counted.
-    fn make_room(&self, taken: &mut Taken, more: usize) -> Result<(), ApiError> {
-        let wanted = taken.bytes.len() + more;
-        if wanted <= taken.bytes.capacity() {
+    fn make_room(&self, arriving: &mut Arriving, more: usize) -> Result<(), ApiError> {
+        let wanted = arriving.bytes.len() + more;
+        if wanted <= arriving.bytes.capacity() {
             return Ok(());
         }
         let reserved = wanted.next_power_of_two();
         let counted = reserved.saturating_sub(FREE_BODY_BYTES);
-        let tenant = taken.tenant();
-        let room = taken.room.get_or_insert_with(|| self.room.part(tenant));
+        let tenant = arriving.tenant;
+        let room = arriving.room.get_or_insert_with(|| self.room.part(tenant));
         if let Some(more) = counted.checked_sub(room.n()) {
             room.grow(more).map_err(|crowd| match crowd {
                 Crowd::All => ApiError::crowded(),
                 Crowd::Own => ApiError::crowded_by_key(MAX_BODIES_BYTES_OF_A_KEY),
             })?;
         }
-        taken.bytes.reserve_exact(reserved - taken.bytes.len());
+        arriving.bytes.reserve_exact(reserved - arriving.bytes.len());
         Ok(())
     }
 
@@ -233,7 +259,7 @@ impl Bodies {
         body: Taken,
         text: Arc<TextModel>,
         work: impl FnOnce(&[u8], &TextModel) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Option<Part>), ApiError> {
+    ) -> Result<(T, Option<Arc<Part>>), ApiError> {
         let desks = self.desks(&body).await?;
         let trials = self.trials.clone();
         let runtime = tokio::runtime::Handle::current();
@@ -350,7 +376,7 @@ mod tests {
         let (release, held) = std::sync::mpsc::channel::<()>();
         // Blocks the single owner's trial compilations until `held` is dropped.
         bodies.trials.turns().push(0, move || held.recv().unwrap_or(()));
-        let body = || Taken { bytes: Vec::new(), room: None, name: None };
+        let body = || Taken { bytes: Arc::default(), room: None, name: None };
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let compiling: Vec<_> = (0..2 * MAX_ENCODERS)
             .map(|n| {
@@ -386,7 +412,7 @@ mod tests {
         let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let read = |n: usize| {
             let (bodies, text, running) = (bodies.clone(), text.clone(), running.clone());
-            let body = Taken { bytes: vec![b' '; n], room: None, name: None };
+            let body = Taken { bytes: Arc::new(vec![b' '; n]), room: None, name: None };
             let work = move |_: &[u8], _: &TextModel| {
                 let beside = running.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 std::thread::sleep(Duration::from_millis(20));

@@ -38,7 +38,7 @@ pub(crate) async fn guard(
         Err(error) => return error.into_response(),
     };
     let Some(owner) = owner else {
-        return match ready(&fleet, &name, request).await {
+        return match ready(&fleet, &name, request, &next).await {
             Ok(ready) => ready.answer(&name, next).await,
             Err(error) => error.into_response(),
         };
@@ -48,7 +48,7 @@ pub(crate) async fn guard(
     }
     name.usage.belongs_to(owner.clone());
     let account = owner.account;
-    let mut response = match begin(&fleet, &name, &account, request).await {
+    let mut response = match begin(&fleet, &name, &account, request, &next).await {
         Ok(Begun { ready, place, ticket }) => {
             if let Some(ticket) = &ticket {
                 name.usage.runs(ticket.clone());
@@ -80,16 +80,26 @@ async fn begin(
     name: &Name,
     account: &Account,
     request: Request,
+    next: &Next,
 ) -> Result<Begun, ApiError> {
     let place = Arc::new(fleet.door().under_way.begin(name.tenant())?);
     let method = request.method().clone();
-    let ready = ready(fleet, name, request).await?;
+    // Nothing is loaded for a request that a limit of its key forbids. It is counted when it runs.
+    if method == Method::POST {
+        account.check(Instant::now()).map_err(told)?;
+    }
+    let ready = ready(fleet, name, request, next).await?;
     let ticket = counted(account, &method)?.map(Arc::new);
     Ok(Begun { ready, place, ticket })
 }
 
 /// The request, with its model, or with the events that are sent until the model is loaded.
-async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, ApiError> {
+async fn ready(
+    fleet: &Fleet,
+    name: &Name,
+    request: Request,
+    next: &Next,
+) -> Result<Ready, ApiError> {
     // Anyone may ask for the server's health; a stream's owner follows from its id.
     match request.uri().path() {
         HEALTH => Ok(Ready::Now(Box::new(request))),
@@ -97,7 +107,7 @@ async fn ready(fleet: &Fleet, name: &Name, request: Request) -> Result<Ready, Ap
         path if path.starts_with(STREAMS) || path.starts_with(models::PATH) => {
             Ok(Ready::Now(Box::new(request)))
         }
-        _ => fleet.choose(name, request).await?.ready(name).await,
+        _ => fleet.choose(name, request).await?.ready(name, fleet.door(), next).await,
     }
 }
 
@@ -106,16 +116,17 @@ fn counted(account: &Account, method: &Method) -> Result<Option<Ticket>, ApiErro
     if method != Method::POST {
         return Ok(None);
     }
-    account.begin(Instant::now()).map(Some).map_err(|refusal| {
-        let retry = seconds_up(refusal.retry());
-        let again = match refusal {
-            Refusal::Concurrent { .. } => {
-                "send the next one when one of them has ended".to_string()
-            }
-            _ => format!("try again in {retry} s"),
-        };
-        ApiError::rate_limited(format!("{refusal}: {again}"), retry)
-    })
+    account.begin(Instant::now()).map(Some).map_err(told)
+}
+
+/// What a client is told that has reached a limit of its key.
+fn told(refusal: Refusal) -> ApiError {
+    let retry = seconds_up(refusal.retry());
+    let again = match refusal {
+        Refusal::Concurrent { .. } => "send the next one when one of them has ended".to_string(),
+        _ => format!("try again in {retry} s"),
+    };
+    ApiError::rate_limited(format!("{refusal}: {again}"), retry)
 }
 
 fn seconds_up(wait: Duration) -> u64 {

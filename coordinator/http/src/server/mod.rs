@@ -1,6 +1,7 @@
 //! The layers in front of all handlers: connections, checks that every request passes, and addresses for operators.
 
 pub(crate) mod admin;
+pub(crate) mod before_loading;
 pub(crate) mod content_encoding;
 pub(crate) mod cors;
 pub(crate) mod guard;

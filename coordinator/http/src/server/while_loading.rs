@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use tracing::Instrument;
 
-use crate::app::App;
+use crate::app::{App, Door};
 use crate::clients::name::Name;
 use crate::compat::anthropic;
 use crate::error::ApiError;
@@ -30,6 +30,7 @@ use crate::events::sse::DONE;
 use crate::fleet::{Choice, Chosen, Head, Meant, Wish};
 use crate::openai::chat;
 use crate::openai::completions;
+use crate::server::before_loading::Trial;
 
 /// How long a request waits for its model, before it is told how far that is.
 pub const MODEL_WITHIN: Duration = Duration::from_secs(60);
@@ -105,11 +106,17 @@ pub(crate) struct Early {
 }
 
 impl Choice {
-    /// Waits for the model, where its client cannot be told about the progress.
+    /// Waits for the model, where its client cannot be told about the progress. `next` would answer.
     ///
     /// # Errors
-    /// The model cannot be used: see [`NotLoaded`](crate::fleet::NotLoaded).
-    pub(crate) async fn ready(self, name: &Name) -> Result<Ready, ApiError> {
+    /// The request would be refused anyway ([`Trial`]), or the model cannot be used: see
+    /// [`NotLoaded`](crate::fleet::NotLoaded).
+    pub(crate) async fn ready(
+        self,
+        name: &Name,
+        door: &Door,
+        next: &Next,
+    ) -> Result<Ready, ApiError> {
         let Self { mut request, model, head: Head { is_stream, keep, only_unloads, .. } } = self;
         let last_events = last_events_of(request.uri().path()).filter(|_| is_stream);
         let key = name.usage.key_number();
@@ -117,6 +124,9 @@ impl Choice {
             member.keep(key, keep);
             is_for(&mut request, name, member.now());
             return Ok(Ready::Now(Box::new(request)));
+        }
+        if let Some(trial) = Trial::of(&request, &model, door) {
+            trial.check(next.clone()).await?;
         }
         let within = if last_events.is_some() { STREAM_MODEL_WITHIN } else { MODEL_WITHIN };
         let wish = Wish { key, within };

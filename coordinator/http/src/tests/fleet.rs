@@ -225,15 +225,20 @@ async fn who_needs_a_model_that_is_not_there_is_told_how_far_it_is() {
 }
 
 /// Keys in a folder of their own, which goes with them.
-struct Keys {
+pub(crate) struct Keys {
     folder: PathBuf,
-    access: Access,
+    pub(crate) access: Access,
     /// A key for the model `first` alone, and one for all.
-    secrets: [Secret; 2],
+    pub(crate) secrets: [Secret; 2],
 }
 
 impl Keys {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
+        Self::with(name, |_| ())
+    }
+
+    /// The same, where `change` is made to the key for all models.
+    pub(crate) fn with(name: &str, change: impl FnOnce(&mut KeyRecord)) -> Self {
         let folder = std::env::temp_dir().join(format!("brigade-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let file = KeyFile::in_folder(&folder);
@@ -241,8 +246,10 @@ impl Keys {
         let mut record = KeyRecord::new("one-model", &secrets[0], 0).unwrap();
         record.models = vec!["first".to_owned()];
         file.add(record).unwrap();
-        let all = KeyRecord::new("all-models", &secrets[1], 0).unwrap();
-        file.add(KeyRecord { may_load: true, ..all }).unwrap();
+        let mut all = KeyRecord::new("all-models", &secrets[1], 0).unwrap();
+        all.may_load = true;
+        change(&mut all);
+        file.add(all).unwrap();
         let (ring, _) = KeyRing::open(file).unwrap();
         let groups = KeyGroups::new(&[], &ring.now()).unwrap();
         Self { folder, access: Access::Keys(ring, groups), secrets }

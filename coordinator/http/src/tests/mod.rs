@@ -1,5 +1,6 @@
 //! The HTTP server in front of a mock engine: every answer has the JSON shape that its API defines.
 
+mod before_loading;
 mod fields;
 mod fleet;
 mod kinds;

@@ -14,6 +14,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::tests::fleet::{Model, app_behind, door};
+use crate::tests::{Play, played as played_by};
 
 /// The mock loader's last answer.
 type Verdict = Result<App, NotLoaded>;
@@ -66,7 +67,8 @@ fn played() -> Played {
     let (verdict, receiver) = watch::channel(None);
     let (wishes, ended) = mpsc::unbounded_channel();
     let loader = Slow { verdict: receiver, half: of(Status::Loading(loading)), wishes };
-    let member = Member::on_demand(of(down), Arc::new(loader));
+    let asleep = App { engine: Engine::not_loaded(), ..of(down) };
+    let member = Member::on_demand(asleep, Arc::new(loader));
     let router =
         router(Fleet::new(vec![member]).unwrap(), Hosts::of_this_process(), Origins::default());
     Played { router, verdict, up: of(Status::Ready(Arc::default())), ended }
@@ -149,16 +151,19 @@ async fn what_keeps_it_from_being_loaded_is_the_streams_last_event() {
         let said = text(response.into_body()).await;
         let event = said.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
         assert!(event.contains("there is no room for the model m"), "{path}: {said}");
-        // A refusal of the handler arrives as an event too.
+        // A refusal of the line arrives as an event too.
+        verdict.send_replace(None);
+        let response = post(&router, path, &body_of(path)).await;
+        assert_eq!(response.status().as_u16(), 200);
+        let full = TextModel::sample();
+        let full = played_by(Play::Full, Status::Ready(Arc::default()), full, 256, up.door.clone());
+        verdict.send_replace(Some(Ok(full.app)));
+        let said = text(response.into_body()).await;
+        assert!(said.contains("data: ") && said.contains("wait"), "{path}: {said}");
+        // What is known before the model is there has a status of its own, also a reason why it does not come.
         verdict.send_replace(None);
         let mut bad = body_of(path);
         bad["temperature"] = json!("hot");
-        let response = post(&router, path, &bad).await;
-        assert_eq!(response.status().as_u16(), 200);
-        verdict.send_replace(Some(Ok(up)));
-        let said = text(response.into_body()).await;
-        assert!(said.contains("data: ") && said.contains("temperature"), "{path}: {said}");
-        // With the model there it has a status of its own, as has a reason that is known at once.
         assert_eq!(post(&router, path, &bad).await.status().as_u16(), 400, "{path}");
         verdict.send_replace(Some(Err(NotLoaded::NoRoom)));
         assert_eq!(post(&router, path, &body_of(path)).await.status().as_u16(), 503);

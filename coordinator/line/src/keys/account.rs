@@ -186,6 +186,23 @@ impl Account {
     /// [`Refusal`].
     pub fn begin(&self, now: Instant) -> Result<Ticket, Refusal> {
         let mut usage = self.lock();
+        self.allow(&usage, now)?;
+        if let Some(limit) = self.record.requests_per_minute {
+            usage.requests.take(1, limit, now);
+        }
+        usage.running += 1;
+        Ok(Ticket::new(self.clone()))
+    }
+
+    /// Checks that a request could begin now, without counting one.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, now: Instant) -> Result<(), Refusal> {
+        self.allow(&self.lock(), now)
+    }
+
+    fn allow(&self, usage: &Usage, now: Instant) -> Result<(), Refusal> {
         if let Some(limit) = self.record.concurrent.filter(|limit| usage.running >= *limit) {
             return Err(Refusal::Concurrent { limit });
         }
@@ -194,15 +211,13 @@ impl Account {
         {
             return Err(Refusal::Tokens { limit, retry: usage.tokens.until(1.0, limit, now) });
         }
-        if let Some(limit) = self.record.requests_per_minute {
-            if usage.requests.level(limit, now) < 1.0 {
-                let retry = usage.requests.until(1.0, limit, now);
-                return Err(Refusal::Requests { limit, retry });
-            }
-            usage.requests.take(1, limit, now);
+        if let Some(limit) = self.record.requests_per_minute
+            && usage.requests.level(limit, now) < 1.0
+        {
+            let retry = usage.requests.until(1.0, limit, now);
+            return Err(Refusal::Requests { limit, retry });
         }
-        usage.running += 1;
-        Ok(Ticket::new(self.clone()))
+        Ok(())
     }
 
     /// Tokens were computed for it.

@@ -6,11 +6,18 @@
 //! from its own. The next model waits for its room, and no other one may take that room.
 //!
 //! Idle models go first. A model that is always in use has its turn too: once it has been there for `swap_after` it
-//! yields to one that waits. It takes nothing new then, ends what runs, and goes.
+//! yields to one that waits. It takes nothing new then, ends what runs, and goes. Models that are always in use so have their
+//! places for equal times, and each waits for as long as the others. Where loads are short, a fixed time would be a wait out of
+//! proportion, so without an order it is a multiple of the load.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+
+/// How long a model that is always in use has its place, where nobody says: this long at most ...
+const PLACE_FOR: Duration = Duration::from_secs(60);
+/// ... and at most so many times as long as its load took. A tenth of the time is then spent on loads.
+const PLACE_FOR_LOADS: u32 = 10;
 
 /// The key to which a load is charged; `None`: clients without keys of their own.
 pub type Key = Option<u64>;
@@ -37,15 +44,21 @@ pub struct Sight {
     pub used: Instant,
     /// Whether it stays by order.
     pub stays: bool,
-    /// How long it has its place for sure while it is always in use.
-    pub swap_after: Duration,
+    /// How long it has its place for sure while it is always in use; `None`: what suits its load.
+    pub swap_after: Option<Duration>,
 }
 
 impl Sight {
     /// A place without a model.
     pub fn nobody(now: Instant) -> Self {
-        let (is_used, stays, swap_after) = (false, true, Duration::ZERO);
+        let (is_used, stays, swap_after) = (false, true, None);
         Self { stage: Stage::Away, is_used, used: now, stays, swap_after }
+    }
+
+    /// How long a model that is always in use has its place after a load of `took`.
+    fn has_place_for(&self, took: Duration) -> Duration {
+        let suits = || PLACE_FOR.min(took.saturating_mul(PLACE_FOR_LOADS));
+        self.swap_after.unwrap_or_else(suits).max(took)
     }
 }
 
@@ -288,7 +301,7 @@ fn used(now: Instant, sights: &[Sight]) -> Vec<usize> {
     let there = |sight: &Sight| match sight.stage {
         Stage::Up { since, took } => {
             let there = now.saturating_duration_since(since);
-            (sight.is_used && !sight.stays && there >= took.max(sight.swap_after)).then_some(there)
+            (sight.is_used && !sight.stays && there >= sight.has_place_for(took)).then_some(there)
         }
         _ => None,
     };

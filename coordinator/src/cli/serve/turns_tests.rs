@@ -88,7 +88,13 @@ struct World {
 }
 
 impl World {
-    fn new(n_models: usize, room: u64, swap_after: Duration, max_loaded: Option<usize>) -> Self {
+    fn new(
+        n_models: usize,
+        room: u64,
+        swap_after: impl Into<Option<Duration>>,
+        max_loaded: Option<usize>,
+    ) -> Self {
+        let swap_after = swap_after.into();
         let now = Instant::now();
         let sight =
             Sight { stage: Stage::Away, is_used: false, used: now, stays: false, swap_after };
@@ -200,6 +206,15 @@ impl World {
         }
     }
 
+    /// Runs for a time; returns the longest wait of each client, in loads.
+    fn run_for(&mut self, time: Duration) -> Vec<f64> {
+        let (mut begun, end) = (vec![None; self.sights.len()], self.now + time);
+        while self.now < end {
+            self.tick(&mut begun);
+        }
+        self.clients.iter().map(|c| c.longest.div_duration_f64(LOAD)).collect()
+    }
+
     /// Runs until all clients have all answers; returns the longest wait of each, in loads.
     fn run(&mut self) -> Vec<f64> {
         let mut begun = vec![None; self.sights.len()];
@@ -265,7 +280,7 @@ fn what_makes_waits_long_is_who_is_never_idle_and_ends_that_are_waited_for() {
     let slow = |world: &mut World| (world.answer, world.end) = (3 * LOAD, 2 * LOAD);
     let never_yields = eight_clients(|world| {
         slow(world);
-        world.sights.iter_mut().for_each(|sight| sight.swap_after = Duration::MAX);
+        world.sights.iter_mut().for_each(|sight| sight.swap_after = Some(Duration::MAX));
     });
     let one_by_one = eight_clients(|world| {
         slow(world);
@@ -273,6 +288,43 @@ fn what_makes_waits_long_is_who_is_never_idle_and_ends_that_are_waited_for() {
     });
     println!("nobody yields: {never_yields:.1} loads; one line at a time: {one_by_one:.1} loads");
     assert!(never_yields > 10.0 && one_by_one > 10.0, "{never_yields} {one_by_one}");
+}
+
+/// The longest wait for each of some models that are always in use, in loads, and how many answers each gave, where `room` of
+/// them have room.
+fn always_in_use(models: usize, room: u64, swap_after: Option<Duration>) -> (Vec<f64>, Vec<usize>) {
+    const CLIENTS: usize = 4;
+    const REQUESTS: usize = 1_000_000;
+    let mut world = World::new(models, room, swap_after, None);
+    for client in 0..models * CLIENTS {
+        world.client(None, REQUESTS, move || client / CLIENTS);
+    }
+    let waits = world.run_for(1000 * LOAD);
+    let of = |model: usize| model * CLIENTS..(model + 1) * CLIENTS;
+    let answers = |client: &Client| REQUESTS - client.left;
+    let waits = (0..models).map(|model| longest(&waits[of(model)])).collect();
+    let given = (0..models).map(|model| world.clients[of(model)].iter().map(answers).sum());
+    (waits, given.collect())
+}
+
+#[test]
+fn models_that_are_always_in_use_wait_equally_long_and_in_proportion_to_their_loads() {
+    for (models, room) in [(2, 1), (3, 1), (5, 3)] {
+        let (waits, given) = always_in_use(models, room, None);
+        let [least, most] = [given.iter().min().unwrap(), given.iter().max().unwrap()];
+        println!("{models} models, room for {room}: {waits:.1?} loads, {given:?} answers");
+        // The others have their places one after the other, each with its load, and with an end.
+        let turns = (models as f64 / room as f64).ceil() - 1.0;
+        assert!(waits.iter().all(|wait| *wait <= 13.0 * turns + 2.0), "{waits:?}");
+        // Where they do not come out even, a model shares a place with one other, or with two.
+        let even = if models as u64 % room == 0 { 1.1 } else { 1.6 };
+        assert!(*most as f64 <= even * *least as f64, "{given:?}");
+        // A fixed time makes them wait for longer, and gives not much more.
+        let (long, more) = always_in_use(models, room, Some(60 * LOAD));
+        assert!(longest(&long) > 4.0 * longest(&waits), "{long:?} {waits:?}");
+        let [given, more] = [given, more].map(|all| all.iter().sum::<usize>() as f64);
+        assert!(given > 0.8 * more, "{given} {more}");
+    }
 }
 
 #[test]

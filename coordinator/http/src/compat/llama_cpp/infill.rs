@@ -66,7 +66,7 @@ fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Com
         tokens.map_err(text_error)?.ok_or_else(|| {
             let message =
                 "this model has no tokens for filling in the middle (fim_pre, fim_suf, fim_mid)";
-            ApiError::unsupported("input_suffix", message)
+            ApiError::unsupported("input_suffix", message).of_model()
         })
     })
 }

@@ -1,6 +1,8 @@
 //! `POST /tokenize` and `POST /detokenize`, with the same JSON as llama.cpp's server; what vLLM's clients ask is
 //! understood too (lm-eval's `local-completions` does).
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
@@ -167,7 +169,7 @@ pub(crate) async fn detokenize(
 }
 
 /// An answer as large as its request keeps the room of that until it is sent.
-fn answer(json: String, room: Option<Part>) -> Response<Body> {
+fn answer(json: String, room: Option<Arc<Part>>) -> Response<Body> {
     let mut response = Response::new(Body::new(Answer::new(Body::from(json), room)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
