@@ -200,7 +200,9 @@ fn a_line_with_a_worker_that_keeps_no_records_goes_without() {
         let far = [&["--worker", &keeps, "--worker", &other][..], &places].concat();
         let server = place.serve("data", &far);
         let (said, _) = ask(&server, &prompt(1));
-        [2, 3].map(|other| ask(&server, &prompt(other)));
+        for other in [2, 3] {
+            ask(&server, &prompt(other));
+        }
         assert_eq!(ask(&server, &prompt(1)), (said, 0), "it had to go");
         assert_eq!(metric(&server, "brigade_prefix_states_saved_total"), 0);
         drop(server);
