@@ -1,7 +1,7 @@
 //! Kept states and their reuse by the scheduler, under simulation. The promises of `sched_sim` are checked here too:
 //! every token that a client gets follows from its own prompt.
 
-use brigade_sched::sim::{Outcome, Sim, SimRequest, StageModel, Workload};
+use brigade_sched::sim::{Client, Outcome, Sim, SimRequest, StageModel, Workload};
 use brigade_spec::Prefixes;
 
 /// Prompt tokens a turn adds, and tokens of an answer.
@@ -84,18 +84,55 @@ fn where_memory_holds_one_sequence_the_next_turn_takes_its_pages_over() {
 
 fn the_longest_unused_conversation_is_forgotten_first() {
     let workload = Workload::chats(3, 2, SAID, ANSWER, ANSWER);
-    // Places for two of three: when the third has ended, the first is gone, and then each in its turn.
-    let out = run(&sim(Prefixes::All, 2), &workload);
+    let with_places = |n_kept| {
+        let mut sim = sim(Prefixes::All, n_kept);
+        sim.spec.n_slots = 1;
+        run(&sim, &workload)
+    };
+    // Places for two of three, with the slot that is idle between requests: when the third begins, the first goes, and
+    // then each in its turn.
+    let out = with_places(1);
     assert_eq!((reused(&out), out.most_kept), (vec![0; 6], 2));
-    let out = run(&sim(Prefixes::All, 3), &workload);
+    let out = with_places(3);
     assert_eq!((reused(&out)[3..].to_vec(), out.most_kept), (vec![SAID + ANSWER - 1; 3], 3));
 }
 
-fn with_one_place_a_recurrent_state_is_kept_at_the_prompts_end() {
-    let workload = Workload::chats(1, 3, SAID, ANSWER, 0);
-    let out = run(&sim(Prefixes::Whole, 1), &workload);
-    // Before the last token of each.
-    assert_eq!(reused(&out), [0, SAID - 1, SAID + ANSWER + SAID - 1]);
+fn idle_slots_hold_states_until_sequences_need_them() {
+    for (prefixes, chats) in [(Prefixes::All, 4), (Prefixes::Whole, 2)] {
+        let mut sim = sim(prefixes, 1);
+        sim.spec.n_slots = 4;
+        // One after the other, so that all slots but one are idle. With recurrent layers each prompt has a state at its
+        // end too.
+        let mut workload = Workload::chats(chats, 2, SAID, ANSWER, ANSWER);
+        let out = run(&sim, &workload);
+        assert_eq!(reused(&out)[chats..], vec![SAID + ANSWER - 1; chats], "{prefixes:?}");
+        assert_eq!(out.most_kept, 4 + u32::from(prefixes == Prefixes::Whole), "{prefixes:?}");
+        // Then as many at once as may run: the simulator checks that no request waits for what is kept.
+        let other = SimRequest {
+            at: 60_000_000,
+            prompt: 2 * SAID,
+            after: None,
+            ..workload.requests[0].clone()
+        };
+        workload.requests.extend(vec![other; 4]);
+        let out = run(&sim, &workload);
+        assert!(out.clients.iter().all(Client::finished), "{prefixes:?}");
+        let gone = out.prefixes.evicted_for_places;
+        assert!(gone >= 3, "{prefixes:?}: {gone}; one place is beside the slots");
+    }
+}
+
+fn with_one_place_and_one_slot_the_next_turn_finds_what_the_last_one_left() {
+    for (repeated, begins) in [
+        (0, [0, SAID - 1, SAID + ANSWER + SAID - 1]),
+        (ANSWER, [0, SAID + ANSWER - 1, 2 * (SAID + ANSWER) - 1]),
+    ] {
+        let workload = Workload::chats(1, 3, SAID, ANSWER, repeated);
+        let mut sim = sim(Prefixes::Whole, 1);
+        sim.spec.n_slots = 1;
+        // Before the last token of each prompt, or behind each answer.
+        assert_eq!(reused(&run(&sim, &workload)), begins);
+    }
 }
 
 fn what_a_client_that_left_had_computed_is_of_use_to_the_next() {
@@ -130,7 +167,8 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         two_continuations_of_one_beginning_both_reuse_it,
         where_memory_holds_one_sequence_the_next_turn_takes_its_pages_over,
         the_longest_unused_conversation_is_forgotten_first,
-        with_one_place_a_recurrent_state_is_kept_at_the_prompts_end,
+        idle_slots_hold_states_until_sequences_need_them,
+        with_one_place_and_one_slot_the_next_turn_finds_what_the_last_one_left,
         what_a_client_that_left_had_computed_is_of_use_to_the_next,
         logits_of_every_row_are_computed_and_nothing_of_them_is_kept;
 ];

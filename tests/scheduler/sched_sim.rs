@@ -70,7 +70,7 @@ pub(super) fn random_sim(seed: u64) -> Sim {
 
 fn random_lines_and_workloads_keep_every_promise() {
     let mut endings = std::collections::BTreeMap::new();
-    let (mut reused, mut put_back) = ([0; 2], 0);
+    let (mut reused, mut put_back, mut in_idle_slots) = ([0; 2], 0, 0);
     for seed in 0..SEEDS {
         let n_requests = 1 + seed as usize % 150;
         let sim = random_sim(seed);
@@ -82,6 +82,7 @@ fn random_lines_and_workloads_keep_every_promise() {
         let all = outcome.clients.iter().map(|c| u64::from(c.reused)).sum::<u64>();
         assert!(all == 0 || sim.spec.n_kept > 0, "seed {seed}");
         put_back += outcome.n_put_back;
+        in_idle_slots += u64::from(outcome.most_kept > sim.spec.n_kept);
         reused[usize::from(sim.spec.prefixes == Prefixes::Whole)] += all;
         for (ending, n) in outcome.endings {
             *endings.entry(ending).or_insert(0) += n;
@@ -89,6 +90,8 @@ fn random_lines_and_workloads_keep_every_promise() {
     }
     println!("{endings:?}, tokens reused: {reused:?}, states put back: {put_back}");
     assert!(put_back > SEEDS / 10, "{put_back}");
+    // The simulator checks that no request waits for what is kept there.
+    assert!(in_idle_slots > SEEDS / 10, "{in_idle_slots}");
     assert!(reused.iter().all(|&n| n > 100 * SEEDS), "{reused:?}");
     for ending in ["finished", "rejected", "cancelled"] {
         assert!(endings.get(ending).is_some_and(|&n| n > SEEDS as usize), "{ending}: {endings:?}");

@@ -109,7 +109,7 @@ pub struct Stats {
     pub slots_total: u32,
     /// Number of kept states.
     pub kept: u32,
-    /// Slots for kept states.
+    /// Slots for kept states: their own, and those in which nothing runs.
     pub kept_total: u32,
     /// Nodes of the trees in which kept states and running prompts stand.
     pub nodes: usize,

@@ -301,7 +301,8 @@ pub struct LineSpec {
     pub n_blocks: u32,
     /// Sequences that may run at once.
     pub n_slots: u32,
-    /// Slots beyond those, for sequences that are kept for later requests that begin alike.
+    /// Slots beyond those, for sequences that are kept for later requests that begin alike. Slots in which nothing runs are
+    /// for these as well; 0: nothing is kept.
     pub n_kept: u32,
     /// The prefixes of a kept sequence with which another can begin.
     pub prefixes: Prefixes,

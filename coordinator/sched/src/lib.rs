@@ -136,7 +136,7 @@ impl Scheduler {
                 self.line_down(now, reason, planned, &mut out);
             }
             Event::Linger(request) => self.with_line(|line| line.kept.linger(now, request)),
-            Event::ClearKept => self.with_line(|line| line.limit_kept(0, None)),
+            Event::ClearKept => self.with_line(|line| line.clear_kept()),
             Event::Forget(owner) => self.with_line(|line| line.forget(owner)),
             Event::KeptReady(id) => self.with_line(|line| line.kept_filled(id)),
             Event::KeptWritten(id) => self.with_line(|line| line.kept.written(id)),
@@ -498,7 +498,7 @@ impl Scheduler {
             stats.slots_lent = line.n_lent;
             stats.nodes = line.kept.n_nodes();
             stats.prefixes = stats.prefixes.plus(line.kept.counts);
-            (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.spec.n_kept);
+            (stats.kept, stats.kept_total) = (line.kept.len() as u32, line.n_kept_places() as u32);
             let costs = line.times.costs().unwrap_or_default();
             stats.stage_cost_us = costs.iter().map(|c| (c.fixed, c.per_row)).collect();
         }

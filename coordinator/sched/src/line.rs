@@ -55,6 +55,8 @@ pub(super) struct Line {
     pub n_lent: u32,
     /// Rows that kept sequences lack, which ended between two states.
     pub settling: Vec<(KeptId, SeqPart)>,
+    /// Those whose rows are in the ubatch that is being composed: their slots are needed until it is sent.
+    pub settled: Vec<KeptId>,
     /// Copies and closes in the order they were decided; they ride on the next ubatch, ahead of its
     /// opens.
     pub ops: Vec<SeqOp>,
@@ -96,6 +98,7 @@ impl Line {
             kept: KeptPool::new(config.by_age),
             n_lent: 0,
             settling: Vec::new(),
+            settled: Vec::new(),
             ops: Vec::new(),
             in_flight: VecDeque::new(),
             next_ubatch: 0,

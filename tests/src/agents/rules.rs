@@ -31,9 +31,20 @@ pub const RULES: [(&str, Rules); 3] = [
 pub struct Room {
     /// Pages for running and kept sequences together; `None`: as many as are asked for.
     pub pages: Option<u32>,
-    /// Places of kept states; `None`: as many as are asked for.
+    /// Places of kept states beside those of running sequences; `None`: as many as are asked for.
     pub places: Option<u32>,
 }
+
+impl Room {
+    /// As many sequences may run at once as the pages hold of the longest.
+    fn slots(self, trace: &Trace) -> u32 {
+        let pages = u64::from(self.pages.unwrap_or(ALL_PAGES));
+        (pages * PAGE / u64::from(trace.context)).clamp(1, 64) as u32
+    }
+}
+
+/// Positions of a page.
+const PAGE: u64 = 64;
 
 /// Pages where none are short.
 const ALL_PAGES: u32 = 1 << 17;
@@ -67,6 +78,7 @@ fn workload(trace: &Trace, borders: bool) -> Workload {
 fn line(trace: &Trace, prefixes: Prefixes, room: Room) -> Sim {
     let stage = StageModel { fixed_us: 2_000.0, per_row_us: 100.0, jitter: 0.1 };
     let mut sim = Sim::equal(2, stage);
+    sim.spec.n_slots = room.slots(trace);
     sim.spec.n_kept = room.places.unwrap_or(ALL_PLACES);
     sim.spec.n_blocks = room.pages.unwrap_or(ALL_PAGES);
     (sim.spec.prefixes, sim.spec.max_positions) = (prefixes, trace.context);

@@ -294,7 +294,10 @@ fn describe() {
     describe_gauge!(KV_USED, "KV pages that admitted sequences use, equal on every stage");
     describe_gauge!(KV_TOTAL, "KV pages there are");
     describe_gauge!(KEPT, "States kept for later requests that begin alike");
-    describe_gauge!(KEPT_PLACES, "States that may be kept");
+    describe_gauge!(
+        KEPT_PLACES,
+        "States that may be kept now, idle places of running sequences included"
+    );
     describe_gauge!(KEPT_BLOCKS, "KV pages held for kept states until others need them");
     describe_prefixes();
     describe_drafts();

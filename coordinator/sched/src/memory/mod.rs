@@ -6,3 +6,4 @@ pub(crate) mod namespace;
 pub(crate) mod pages;
 pub(crate) mod pool;
 pub(crate) mod prefix;
+mod slots;

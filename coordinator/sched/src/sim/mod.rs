@@ -488,11 +488,12 @@ impl<'a> Run<'a> {
     }
 
     /// Checks why requests wait: because there would be no place even without kept states, or for a beginning that
-    /// another one computes. Checks too that no more states are kept than there are slots.
+    /// another one computes. Checks too that no more states are kept than there are slots beside running sequences.
     fn check_waiting(&self, stats: &Stats) -> Result<(), String> {
         let LineSpec { n_slots, n_kept, n_blocks, block_positions, .. } = self.sim.spec;
-        if stats.kept > n_kept {
-            return Err(format!("{} sequences are kept", stats.kept));
+        let taken = stats.kept + stats.slots_used + stats.slots_lent;
+        if taken > n_slots + n_kept || (n_kept == 0 && stats.kept > 0) {
+            return Err(format!("{} sequences are kept: {stats:?}", stats.kept));
         }
         // Planes that are lent come back within a trip.
         if stats.suspect_alone || stats.slots_lent > 0 {

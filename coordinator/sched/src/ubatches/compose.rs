@@ -273,6 +273,7 @@ impl Draft {
         self.parts.push(part);
         if let Some(kept) = line.kept.get_mut(kept) {
             kept.filled = true;
+            line.settled.push(kept.id);
         }
     }
 
@@ -390,6 +391,7 @@ impl Draft {
         let now = self.now;
         let id = line.next_ubatch;
         line.next_ubatch += 1;
+        line.settled.clear();
         let ops = self.draws.into_iter().chain(line.ops.drain(..)).chain(self.opens).collect();
         let ubatch = UBatch { id, ops, parts: self.parts };
         if line.in_flight.is_empty() {

@@ -53,14 +53,23 @@ impl Line {
         true
     }
 
-    /// Closes kept states until at most `n` are left, pinned ones apart; so that one of `newcomer` has a place.
-    pub fn limit_kept(&mut self, n: u32, newcomer: Option<u64>) {
-        while self.kept.len() > n as usize
-            && let Some(id) = self.kept.next_for_slot(newcomer, self.spec.prefixes)
-        {
-            self.kept.counts.evicted_for_places += u64::from(newcomer.is_some());
+    /// Closes kept states, but for pinned ones.
+    pub fn clear_kept(&mut self) {
+        while let Some(id) = self.kept.next_for_slot(None, self.spec.prefixes) {
             self.evict(id);
         }
+    }
+
+    /// Takes a slot for a kept state of `newcomer`; where none is free, one goes whose loss costs least.
+    pub(super) fn take_kept_slot(&mut self, newcomer: u64) -> Option<SlotId> {
+        if self.slots.n_free() == 0
+            && let Some(id) = self.kept.next_for_slot(Some(newcomer), self.spec.prefixes)
+        {
+            self.kept.counts.evicted_for_places += 1;
+            self.evict(id);
+        }
+        let taken = self.slots.take(1)?;
+        taken.first().map(|slot| SlotId(*slot))
     }
 
     /// Closes a kept sequence.
@@ -80,10 +89,6 @@ impl Line {
         }
         self.slots.give_back(kept.slot.0);
         Some(kept.slot)
-    }
-
-    pub(super) fn n_kept_places(&self) -> usize {
-        self.spec.n_kept as usize
     }
 
     /// Pages of so many positions.

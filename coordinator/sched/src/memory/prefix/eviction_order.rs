@@ -96,6 +96,21 @@ impl KeptPool {
         self.next_to_go(|kept| !kept.stays(), newcomer, |_| 1, value)
     }
 
+    /// The same when a running sequence of `owner` needs a slot, among states that `may_go`. Those that are being written
+    /// go last.
+    pub fn next_for_sequence(
+        &self,
+        owner: u64,
+        prefixes: Prefixes,
+        may_go: impl Fn(KeptId) -> bool,
+    ) -> Option<KeptId> {
+        let value = |kept: &Kept| self.value(kept, prefixes);
+        let may_go = |kept: &Kept| !kept.pinned && may_go(kept.id);
+        let newcomer = Some(owner);
+        let first = self.next_to_go(|kept| may_go(kept) && !kept.written, newcomer, |_| 1, value);
+        first.or_else(|| self.next_to_go(may_go, newcomer, |_| 1, value))
+    }
+
     /// The same when pages are needed: of the owner that has the most pages. Not `except`. Where states give up single
     /// pages, the one whose last use is longest ago; else the one whose `own` pages are worth least each. States that are
     /// being written go last.

@@ -1,8 +1,8 @@
 //! Begins sequences with kept states, and keeps the states of sequences that end.
 //!
-//! A kept state never stands in the way of a running sequence. Its slot is beyond those of running sequences. Its pages are
-//! given up when others are needed ([`eviction_order`](crate::memory::prefix::eviction_order)); where any position can begin a sequence, the last pages of a
-//! state go first, and what is before them stays.
+//! A kept state never stands in the way of a running sequence. Its slot and its pages are given up when others are needed
+//! ([`eviction_order`](crate::memory::prefix::eviction_order)); where any position can begin a sequence, the last pages of
+//! a state go first, and what is before them stays.
 //!
 //! Changes travel on the next ubatch, in the order in which they were decided. So a copy is always ahead of
 //! the close of its source. A copy shares all pages that are full, and a stage copies at most one page.
@@ -21,7 +21,6 @@ use crate::memory::prefix::kept::{KeptInfo, NewKept, Origin, Prompt, Source};
 use crate::memory::prefix::place::{Mark, Place};
 use crate::memory::prefix::tree::Space;
 use crate::sequence::{Admitted, Half, Live, SeqNo};
-use crate::waiting::fair::{Needs, Places, Usage};
 use crate::waiting::replay::Pending;
 
 impl Admitted {
@@ -58,71 +57,16 @@ struct Begins<'a> {
     half: Half,
     /// Whether the model's own block reads its rows too.
     own_drafts: bool,
-    slot: SlotId,
     n_pages: u32,
 }
 
+/// A slot for a sequence that begins, and the state with which it begins, with its number of tokens.
+struct Taken {
+    slot: SlotId,
+    source: Option<(Source, u32)>,
+}
+
 impl Line {
-    /// Slots and pages that `request` may ever need.
-    pub fn needs(&self, request: &Request) -> Needs {
-        let companion = request.companion_positions();
-        let slots = 1 + u32::from(companion.is_some());
-        let pages = self.pages_of(request.positions());
-        Needs { slots, pages: pages.saturating_add(self.pages_of(companion.unwrap_or(0))) }
-    }
-
-    /// Whether all that `request` may ever need is free, or held for kept sequences alone.
-    pub fn has_room(&self, request: &Request) -> bool {
-        let Needs { slots, pages } = self.needs(request);
-        self.n_running() + self.n_lent + slots <= self.spec.n_slots
-            && self.blocks.total() - self.blocks.n_running() >= pages
-    }
-
-    /// How full it is.
-    pub fn places(&self) -> Places {
-        Places {
-            slots: Usage { taken: self.n_running(), total: self.spec.n_slots },
-            pages: Usage { taken: self.blocks.n_running(), total: self.blocks.total() },
-        }
-    }
-
-    /// Slots of running sequences.
-    pub fn n_running(&self) -> u32 {
-        self.slots.n_taken() - self.kept.len() as u32 - self.n_lent
-    }
-
-    /// Lends a sequence that runs ahead the places of free slots, until so many are lent to it; as many as there are.
-    pub fn lend(&mut self, sequence: &mut Admitted, n: u32) {
-        let own = sequence.slot;
-        let ahead = sequence.ahead.get_or_insert_default();
-        for _ in ahead.lent(own).len()..n as usize {
-            if self.n_running() + self.n_lent >= self.spec.n_slots {
-                return;
-            }
-            let Some(plane) = self.slots.take(1) else { return };
-            self.n_lent += 1;
-            ahead.lend(SlotId(plane[0]));
-        }
-    }
-
-    /// Takes back the spare planes of a sequence whose next part is not sent yet, because a request waits for a
-    /// place.
-    pub fn take_spare(&mut self, sequence: &mut Admitted) {
-        for plane in sequence.go_home() {
-            self.slots.give_back(plane.0);
-            self.n_lent -= 1;
-        }
-    }
-
-    /// Takes back the planes that were lent to a sequence that ends.
-    fn take_lent(&mut self, sequence: &Admitted) {
-        let lent = sequence.ahead.as_ref().map(|ahead| ahead.lent(sequence.slot));
-        for plane in lent.into_iter().flatten() {
-            self.slots.give_back(plane.0);
-            self.n_lent -= 1;
-        }
-    }
-
     /// The state that a prompt can begin with, and the number of tokens that it covers.
     pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
         let progress = |no, half| half_of(live, no, half).map_or(0, Admitted::readable);
@@ -152,7 +96,6 @@ impl Line {
     }
 
     fn admit_one(&mut self, live: &Live, pending: Pending, half: Half) -> Admitted {
-        let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
         let tokens = pending.tokens();
         let Pending {
             request,
@@ -172,9 +115,13 @@ impl Line {
         let space = Space::of(&request);
         let prompt = Prompt { tokens: &tokens, space: &space };
         let reuses = self.reuses(&request);
-        let begins = Begins { request: &request, half, own_drafts, slot, n_pages };
         let conversation = self.conversation(&request, half, prompt);
-        let (blocks, reused, source) = self.begin(live, prompt, begins, &had, restorable);
+        let begins = Begins { request: &request, half, own_drafts, n_pages };
+        let Taken { slot, source } = self.take_slot(live, prompt, begins, restorable);
+        // A stage that stayed loaded still holds its state in them.
+        let had = if restorable.is_some() { &had[..] } else { &[] };
+        let (blocks, reused) = self.begin(live, slot, source, begins, had);
+        let source = source.and_then(|(source, _)| source.kept());
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
@@ -222,31 +169,56 @@ impl Line {
         }
     }
 
-    /// Pages for a request, how many tokens of its prompt are in them, and the kept state that they come from. `had`: its
-    /// pages on a line before; `restorable`: the position of a state of its own that can be put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
-    fn begin(
+    /// The state with which a request's prompt is to begin. `restorable`: the position of a state of its own that can be
+    /// put back. The model's own block needs the row before the first one that it reads: one more is computed for it.
+    fn source(
+        &self,
+        live: &Live,
+        prompt: Prompt<'_>,
+        begins: Begins<'_>,
+        restorable: Option<u32>,
+    ) -> Option<(Source, u32)> {
+        let best = if self.reuses(begins.request) { self.best(live, prompt) } else { None };
+        // A state of its own has more.
+        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
+        let again = u32::from(begins.own_drafts && self.spec.prefixes == Prefixes::All);
+        best.map(|(source, len)| (source, len - again)).filter(|(_, len)| *len > 0)
+    }
+
+    /// Takes a slot for a sequence that begins, and finds the state with which it begins: where a state has to go, that one
+    /// goes last.
+    fn take_slot(
         &mut self,
         live: &Live,
         prompt: Prompt<'_>,
         begins: Begins<'_>,
-        had: &[PageId],
         restorable: Option<u32>,
-    ) -> (Vec<PageId>, u32, Option<KeptId>) {
-        let Begins { own_drafts, n_pages, .. } = begins;
-        let best = if self.reuses(begins.request) { self.best(live, prompt) } else { None };
-        // A state of its own has more.
-        let best = best.filter(|(_, len)| restorable.is_none_or(|own| own < *len));
-        let again = u32::from(own_drafts && self.spec.prefixes == Prefixes::All);
-        let best = best.map(|(source, len)| (source, len - again)).filter(|(_, len)| *len > 0);
-        let Some((source, len)) = best else {
-            self.make_room(n_pages, None);
-            // A stage that stayed loaded still holds its state in them.
-            let had = if restorable.is_some() { had } else { &[] };
-            let like = self.blocks.take_like(had, n_pages, Holder::Running);
-            return (like.expect("has_room was asked"), 0, None);
-        };
-        let blocks = self.begin_with(live, source, len, begins);
-        (blocks, len, source.kept())
+    ) -> Taken {
+        let mut source = self.source(live, prompt, begins, restorable);
+        let (owner, kept) = (begins.request.share.owner, source.and_then(|(s, _)| s.kept()));
+        if !self.free_slot(owner, kept) && self.free_slot(owner, None) {
+            source = self.source(live, prompt, begins, restorable);
+        }
+        let slot = SlotId(self.slots.take(1).expect("has_room was asked")[0]);
+        Taken { slot, source }
+    }
+
+    /// Pages for a request, and how many tokens of its prompt are in them. `had`: its pages on a line before, if they hold
+    /// its state.
+    fn begin(
+        &mut self,
+        live: &Live,
+        slot: SlotId,
+        source: Option<(Source, u32)>,
+        begins: Begins<'_>,
+        had: &[PageId],
+    ) -> (Vec<PageId>, u32) {
+        if let Some((source, len)) = source {
+            return (self.begin_with(live, slot, source, len, begins), len);
+        }
+        self.make_room(begins.n_pages, None);
+        let like = self.blocks.take_like(had, begins.n_pages, Holder::Running);
+        (like.expect("has_room was asked"), 0)
     }
 
     /// Counts a prompt that got its place, and notes what it leaves behind.
@@ -263,11 +235,12 @@ impl Line {
     fn begin_with(
         &mut self,
         live: &Live,
+        slot: SlotId,
         source: Source,
         len: u32,
         begins: Begins<'_>,
     ) -> Vec<PageId> {
-        let Begins { request, half: begun, own_drafts, slot, n_pages } = begins;
+        let Begins { request, half: begun, own_drafts, n_pages } = begins;
         let full = (len / self.spec.block_positions) as usize;
         let (src, mut blocks) = match source {
             Source::Kept(id) => {
@@ -395,8 +368,6 @@ impl Line {
         if sequence.named {
             self.ops.push(SeqOp::Name { slot: sequence.slot, name: None });
         }
-        // Before it is one of them, so that it is not the one to go.
-        self.limit_kept(self.spec.n_kept.saturating_sub(1), Some(owner));
         let slot = sequence.slot;
         let rest = tokens[has as usize..].to_vec();
         let filled = rest.is_empty();
@@ -428,13 +399,7 @@ impl Line {
 
     fn worth_keeping(&self, sequence: &Admitted) -> bool {
         let generated = matches!(sequence.work, Work::Generate { .. });
-        // With one place only, the prompt's end is the better bet where the end of the answer is no
-        // prefix of the next prompt unless the template repeats the answer as it was.
-        let before_last = sequence.n_prompt.saturating_sub(1) as usize;
-        let prompt = sequence.as_prompt(&sequence.tokens[..before_last]);
-        let prompt_is_kept = self.spec.n_kept == 1 && self.kept.same(prompt).is_some();
-        let has_place = self.kept.iter().filter(|kept| kept.stays()).count() < self.n_kept_places();
-        generated && sequence.opened && sequence.sure_sent() > 0 && has_place && !prompt_is_kept
+        generated && sequence.opened && sequence.sure_sent() > 0 && self.spec.n_kept > 0
     }
 
     /// Keeps the states at the marks that prompts have reached, before their next rows are sent.
@@ -465,20 +430,18 @@ impl Line {
         if !self.has_place_for(mark, len - sequence.reused, owner) {
             return;
         }
-        self.limit_kept(self.spec.n_kept - 1, Some(owner));
+        let Some(slot) = self.take_kept_slot(owner) else { return };
         let full = (len / self.spec.block_positions) as usize;
         let fresh = self.pages_of(len.into()) - full as u32;
         self.make_room(fresh, None);
-        let has_slot = self.kept.len() < self.n_kept_places();
-        let Some(last) = has_slot.then(|| self.blocks.take(fresh, Holder::Kept)).flatten() else {
-            return;
+        let Some(last) = self.blocks.take(fresh, Holder::Kept) else {
+            return self.slots.give_back(slot.0);
         };
         let mut blocks = sequence.blocks[..full].to_vec();
         for &block in &blocks {
             self.blocks.share(block, Holder::Kept);
         }
         blocks.extend(last);
-        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
         let (src, copied, request) = (sequence.slot, blocks.clone(), sequence.label.clone());
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
         let conversation = sequence.conversation;
@@ -490,7 +453,7 @@ impl Line {
 
     /// Whether a mark that saves at most so many rows is worth the place of another state.
     fn has_place_for(&self, mark: Mark, rows: u32, owner: u64) -> bool {
-        let is_free = self.kept.len() < self.n_kept_places();
+        let is_free = self.slots.n_free() > 0;
         if mark.place != Place::Distance || is_free || self.kept.by_age {
             return true;
         }
@@ -526,16 +489,15 @@ impl Line {
         let n_pages = self.pages_of(tokens.len() as u64);
         let is_free = self.blocks.total() - self.blocks.n_running() >= n_pages;
         let fits = tokens.len() as u64 <= u64::from(self.spec.max_positions);
-        if tokens.is_empty() || !fits || !is_free || self.n_kept_places() == 0 {
+        if tokens.is_empty() || !fits || !is_free || !self.may_pin() {
             return None;
         }
-        self.limit_kept(self.spec.n_kept - 1, Some(owner));
-        if self.kept.len() >= self.n_kept_places() {
-            return None;
-        }
+        let slot = self.take_kept_slot(owner)?;
         self.make_room(n_pages, None);
-        let blocks = self.blocks.take(n_pages, Holder::Running)?;
-        let slot = SlotId(self.slots.take(1).expect("kept sequences have slots of their own")[0]);
+        let Some(blocks) = self.blocks.take(n_pages, Holder::Running) else {
+            self.slots.give_back(slot.0);
+            return None;
+        };
         let (opened, request) = (blocks.clone(), "kept".into());
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, adapters));
@@ -560,9 +522,16 @@ impl Line {
         self.unpin(id);
     }
 
-    /// Pins a kept sequence. Returns whether it was there and not pinned before.
+    /// Whether one more state may be pinned: no more than have slots beside all that may run, so that every other
+    /// slot can be had for a sequence.
+    fn may_pin(&self) -> bool {
+        let pinned = self.kept.iter().filter(|kept| kept.pinned).count();
+        pinned < self.spec.n_kept as usize
+    }
+
+    /// Pins a kept sequence. Returns whether it was there, not pinned before, and may be.
     pub fn pin(&mut self, id: KeptId) -> bool {
-        self.set_pinned(id, true)
+        self.may_pin() && self.set_pinned(id, true)
     }
 
     /// Ends the pin of a state.
