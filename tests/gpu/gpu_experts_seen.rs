@@ -240,7 +240,7 @@ fn bench_prints_where_rows_were_computed() {
     let fixed =
         ["bench", "-m", model.path(), "--workers", "1", "--threads", "1", "--device", "vulkan:0"];
     let more =
-        ["--cpu-moe", "--expert-cache", "64M", "--prompt", "16", "--gen", "24", "--repeat", "1"];
+        ["--cpu-moe", "--expert-cache", "auto", "--prompt", "16", "--gen", "24", "--repeat", "1"];
     let output = run(&[&fixed[..], &more, &["--json"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -22,7 +22,7 @@ pub use ports::Ports;
 use secured::secured;
 pub use secured::{Secured, node_name};
 
-use crate::backend::expert_placement::{Experts, Raw, Wrong, device_of};
+use crate::backend::expert_placement::{ExpertCache, Experts, Raw, Wrong, device_of};
 use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
@@ -63,7 +63,7 @@ pub struct RawConfig {
     pub cpu_moe: bool,
     /// `--n-cpu-moe`.
     pub n_cpu_moe: Option<u32>,
-    /// `--expert-cache`: bytes as in `--memory`.
+    /// `--expert-cache`: bytes as in `--memory`, or `auto`.
     pub expert_cache: Option<String>,
     /// `--no-coopmat`.
     pub no_coopmat: bool,
@@ -128,8 +128,8 @@ pub struct Config {
     pub device: DeviceWish,
     /// Where routed experts are beside a GPU.
     pub experts: Experts,
-    /// Bytes of the GPU's memory for copies of those with the host that are used most.
-    pub expert_cache_bytes: u64,
+    /// The GPU's memory for copies of those with the host that are used most.
+    pub expert_cache: ExpertCache,
     /// Whether a GPU's matrix units are used.
     pub matrix_units: bool,
     /// Whether its products of many rows are computed in f16, with bits of its own.
@@ -217,7 +217,7 @@ impl Config {
             threads: raw.threads,
             device,
             experts,
-            expert_cache_bytes: bytes("--expert-cache", &raw.expert_cache)?.unwrap_or(0),
+            expert_cache: expert_cache(raw.expert_cache.as_deref())?,
             matrix_units: !raw.no_coopmat,
             fast_math: raw.fast_math,
             gpu_lost_after: raw.gpu_lost_after,
@@ -235,6 +235,15 @@ impl Config {
             share: None,
             is_behind_node: false,
         })
+    }
+}
+
+/// The memory for copies of experts, as typed.
+fn expert_cache(text: Option<&str>) -> Result<ExpertCache, ConfigError> {
+    match text {
+        None => Ok(ExpertCache::Bytes(0)),
+        Some(ExpertCache::AUTO) => Ok(ExpertCache::Rest),
+        Some(size) => parse_bytes("--expert-cache", size).map(ExpertCache::Bytes),
     }
 }
 
@@ -520,6 +529,7 @@ mod tests {
             (RawConfig { advertise: Some("h:1".into()), ..raw() }, "--advertise"),
             (RawConfig { memory: Some("much".into()), ..raw() }, "--memory"),
             (RawConfig { threads: Some(0), ..raw() }, "--threads"),
+            (RawConfig { expert_cache: Some("all".into()), ..raw() }, "--expert-cache"),
             (RawConfig { cpus: Some("x".into()), ..raw() }, "--cpus"),
             (RawConfig { cache_limit: Some("0".into()), ..raw() }, "--cache-limit"),
             (RawConfig { fast_math: true, no_coopmat: true, ..raw() }, "--no-coopmat"),

@@ -134,7 +134,7 @@ fn ledger(config: &Config, backend: &dyn StageBackend) -> Result<Ledger, WorkerE
     let limit = if backend.has_own_memory() { limit } else { limit.saturating_sub(records) };
     // Copies of experts lie where all but experts does, and no plan has that memory for anything else.
     let has_host = backend.abilities().host.is_some();
-    let copies = if has_host { config.expert_cache_bytes.saturating_mul(stages) } else { 0 };
+    let copies = if has_host { config.expert_cache.set_aside().saturating_mul(stages) } else { 0 };
     let stage = limit.saturating_sub(copies);
     let host = if backend.has_own_memory() && has_host {
         let free = || memory::available_bytes().map(left);

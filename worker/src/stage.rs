@@ -25,7 +25,7 @@ use brigade_quant::GgmlType;
 use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
-use crate::backend::expert_placement::{ALL_LAYERS, Experts};
+use crate::backend::expert_placement::{ALL_LAYERS, ExpertCache, Experts};
 use crate::backend::measure::{Beside, Speeds, measure};
 use crate::backend::visiting_experts;
 use crate::backend::work_memory::{LoadingMemory, WorkMemory};
@@ -57,7 +57,7 @@ pub struct EngineBackend {
     /// When those that lie with the host are sent to the GPU.
     visits: Visits,
     /// Bytes of the GPU's memory for copies of some of them.
-    expert_cache_bytes: u64,
+    expert_cache: ExpertCache,
     /// Keeps over restarts which experts are used most.
     learning: Arc<Learning>,
     /// Where stages wait for their turn, if there are others.
@@ -136,7 +136,7 @@ impl EngineBackend {
             cpus: config.cpus.clone(),
             experts: config.experts,
             visits,
-            expert_cache_bytes: config.expert_cache_bytes,
+            expert_cache: config.expert_cache,
             learning: Arc::new(Learning::new(ExpertRecords::open(&config.cache_dir))),
             turns,
         })
@@ -157,13 +157,14 @@ impl EngineBackend {
         Ok(if self.name(spec)?.is_cpu() { 0 } else { told() })
     }
 
-    fn device(&self, spec: &StageSpec) -> Result<Device, Failure> {
+    /// The device of a stage, with so many bytes for copies of experts.
+    fn device(&self, spec: &StageSpec, copies: u64) -> Result<Device, Failure> {
         let name = self.name(spec)?;
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
         let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
         let mut device = device.map_err(|e| model_failure(e.into()))?;
         device.set_visits(self.visits);
-        device.set_room_for_copies(self.expert_cache_bytes);
+        device.set_room_for_copies(copies);
         device.host().pool().pin_caller();
         Ok(device)
     }
@@ -357,9 +358,10 @@ impl StageBackend for EngineBackend {
         order: BuildOrder,
         kept: &mut KeptWeights,
     ) -> Result<(Box<dyn StageRunner>, BuiltFacts), Failure> {
-        let BuildOrder { model, weights, spec, mut progress } = order;
-        let mut device = self.device(&spec)?;
-        let learns = self.expert_cache_bytes > 0 && !device.is_host();
+        let BuildOrder { model, weights, spec, left, mut progress } = order;
+        let copies = self.expert_cache.room(left.bytes, left.limit);
+        let mut device = self.device(&spec, copies)?;
+        let learns = copies > 0 && !device.is_host();
         let model_hash = learns.then(|| blake3::hash(&model.header_bytes()));
         if let Some(model) = &model_hash {
             device.set_earlier_uses(self.learning.records().read(model));
@@ -407,6 +409,7 @@ impl StageBackend for EngineBackend {
             host_bytes: facts.host_expert_bytes,
             state_bytes: facts.state_bytes,
             sequence_bytes,
+            copies_bytes: if learns { copies - self.expert_cache.set_aside() } else { 0 },
             kernels: facts.device.clone(),
             threads: facts.threads as u32,
             layer_tensors: stage.layer_tensors(),
@@ -421,7 +424,7 @@ impl StageBackend for EngineBackend {
     }
 
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
-        let BuildOrder { model, weights, spec, mut progress } = order;
+        let BuildOrder { model, weights, spec, mut progress, .. } = order;
         let (name, host_experts) = (self.name(&spec)?, self.host_experts(&spec)?);
         // The stage's own thread is on the first CPU.
         let cpus = self.cpus.last().map(std::slice::from_ref);

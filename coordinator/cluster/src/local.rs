@@ -53,8 +53,8 @@ pub struct LocalOptions {
     pub devices: Vec<String>,
     /// Where routed experts are beside GPUs, as `--experts` of a worker says it.
     pub experts: Option<String>,
-    /// Bytes of each GPU's memory for copies of those with the host.
-    pub expert_cache: Option<u64>,
+    /// Each GPU's memory for copies of those with the host, as `--expert-cache` of a worker says it.
+    pub expert_cache: Option<String>,
     /// Whether GPUs' matrix units are left alone.
     pub no_coopmat: bool,
     /// Whether GPUs compute products of many rows in f16.
@@ -211,8 +211,8 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(experts) = &options.experts {
         command.arg("--experts").arg(experts);
     }
-    if let Some(bytes) = options.expert_cache {
-        command.arg("--expert-cache").arg(bytes.to_string());
+    if let Some(size) = &options.expert_cache {
+        command.arg("--expert-cache").arg(size);
     }
     if let Some(kernels) = &options.kernels {
         command.arg("--kernels").arg(kernels);

@@ -102,8 +102,8 @@ pub struct WorkerArgs {
     /// Keep the routed experts of the first N layers in the host's memory: the same as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["experts", "cpu_moe"])]
     n_cpu_moe: Option<u32>,
-    /// Memory of the GPU for copies of the most used of the experts in the host's memory, e.g. 4G. Results do not
-    /// depend on it [default: none]
+    /// Memory of the GPU for copies of the most used of the experts in the host's memory, e.g. 4G; auto: what the stage
+    /// leaves of it. Results do not depend on it [default: none]
     #[arg(long, value_name = "SIZE")]
     expert_cache: Option<String>,
     /// Do not use the GPU's matrix units, for drivers that fail with them: prompts then take longer, results are the

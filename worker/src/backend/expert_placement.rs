@@ -19,6 +19,40 @@ pub enum Experts {
     Layers(u32),
 }
 
+/// How much of a GPU's memory is for copies of experts that lie with the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertCache {
+    /// So many bytes, which no plan has for anything else.
+    Bytes(u64),
+    /// What each stage leaves of its worker's memory, but for [`SLACK`]. It is of no part of the plan.
+    Rest,
+}
+
+/// Of a worker's memory, one in so many parts stays free beside [`ExpertCache::Rest`]: memory is taken in larger pieces than
+/// was asked for.
+const SLACK: u64 = 20;
+
+impl ExpertCache {
+    /// The word for [`ExpertCache::Rest`].
+    pub const AUTO: &str = "auto";
+
+    /// Bytes that are kept from plans.
+    pub fn set_aside(self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Rest => 0,
+        }
+    }
+
+    /// Bytes for the copies of a stage that leaves so many of its worker's `limit`.
+    pub fn room(self, left: u64, limit: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Rest => left.saturating_sub(limit / SLACK),
+        }
+    }
+}
+
 /// An invalid option, with its value and the problem.
 #[derive(Debug)]
 pub(crate) struct Wrong {
@@ -135,6 +169,14 @@ pub(crate) fn device_of(raw: &Raw<'_>) -> Result<(DeviceWish, Experts), Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_have_what_was_set_aside_or_what_is_left_but_for_some() {
+        let given = ExpertCache::Bytes(7);
+        assert_eq!((given.set_aside(), given.room(1000, 4000)), (7, 7));
+        assert_eq!((ExpertCache::Rest.set_aside(), ExpertCache::Rest.room(1000, 4000)), (0, 800));
+        assert_eq!(ExpertCache::Rest.room(150, 4000), 0);
+    }
 
     #[test]
     fn options_are_read_as_people_type_them() {

@@ -93,8 +93,19 @@ pub struct BuildOrder {
     pub weights: Arc<Weights>,
     /// The layers of the stage and its limits.
     pub spec: StageSpec,
+    /// The memory beside it.
+    pub left: Left,
     /// Called with the bytes of each tensor as it is taken.
     pub progress: Box<dyn FnMut(u64) + Send>,
+}
+
+/// What a stage leaves of its worker's memory, where stages lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes that nothing needs while it is there.
+    pub bytes: u64,
+    /// All bytes that the worker may take.
+    pub limit: u64,
 }
 
 /// The memory and the settings of a built stage.
@@ -106,6 +117,8 @@ pub struct BuiltFacts {
     pub host_bytes: u64,
     /// Bytes of sequence state.
     pub state_bytes: u64,
+    /// Bytes beside both that copies of experts may take. No plan knows them.
+    pub copies_bytes: u64,
     /// Bytes of state that one sequence has at most: its slot, and pages for all its positions.
     pub sequence_bytes: u64,
     /// Op table in use.

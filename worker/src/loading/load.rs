@@ -22,7 +22,9 @@ use brigade_proto::failure::{Failure, FailureKind};
 use tokio_util::sync::CancellationToken;
 
 use super::order::{Content, Order};
-use crate::backend::{BuildOrder, BuiltFacts, KeptWeights, StageBackend, StageNeeds, StageRunner};
+use crate::backend::{
+    BuildOrder, BuiltFacts, KeptWeights, Left, StageBackend, StageNeeds, StageRunner,
+};
 use crate::machine::ledger::{Amount, Held, Lacking, Ledger};
 use crate::machine::reading_threads::Pool;
 use crate::weights::cache::{Cache, CacheError, Pinned, Purpose};
@@ -197,7 +199,8 @@ impl Loader {
         let spec = order.spec.clone();
         let read = Arc::new(AtomicU64::new(0));
         let progress = counting(read.clone(), progress);
-        let build = BuildOrder { model, weights: weights.clone(), spec, progress };
+        let left = self.left_by(&needs);
+        let build = BuildOrder { model, weights: weights.clone(), spec, left, progress };
         let built = self.backend.build(build, kept);
         let unchanged = weights.check_unchanged().map_err(unreadable);
         if given_up.is_cancelled() && unchanged.is_ok() {
@@ -247,14 +250,20 @@ impl Loader {
         let weights = Arc::new(Weights::new(weights, self.pool.clone(), given_up.clone()));
         let read = Arc::new(AtomicU64::new(0));
         let progress = counting(read.clone(), progress);
-        let build =
-            BuildOrder { model, weights: weights.clone(), spec: order.spec.clone(), progress };
+        let (spec, left) = (order.spec.clone(), Left::default());
+        let build = BuildOrder { model, weights: weights.clone(), spec, left, progress };
         let kept = self.backend.load_ahead(build, room.has)?;
         weights.check_unchanged().map_err(unreadable)?;
         // It is less than what there is, so it is always granted.
         let held = granted(nbytes)?;
         drop(while_loading);
         Ok(LoadedAhead { kept, nbytes, read_bytes: read.load(Ordering::Relaxed), held, pinned })
+    }
+
+    /// What a stage with these needs leaves of this worker's memory.
+    fn left_by(&self, needs: &StageNeeds) -> Left {
+        let limit = self.ledger.limit().stage;
+        Left { bytes: limit.saturating_sub(needs.stage_bytes()), limit }
     }
 
     /// Bytes in memory of some of an order's layers.

@@ -5,6 +5,7 @@
 use brigade_proto::address::Address;
 use brigade_proto::tls::party::check_name;
 
+use crate::backend::expert_placement::ExpertCache;
 use crate::config::{Config, ConfigError, Secured, bad};
 use crate::machine::share::Share;
 
@@ -22,7 +23,14 @@ pub fn deal(share: Share, node: Config, at: Option<&Address>) -> Result<Config, 
         share: Some(share),
         ..node
     };
-    stage.expert_cache_bytes /= share.of as u64;
+    stage.expert_cache = match stage.expert_cache {
+        ExpertCache::Bytes(bytes) => ExpertCache::Bytes(bytes / share.of as u64),
+        // The first stage would leave the others nothing.
+        ExpertCache::Rest => {
+            let problem = "takes what one stage leaves, and this node has several: give a size";
+            return Err(bad("--expert-cache", ExpertCache::AUTO, problem));
+        }
+    };
     if share.inherited.is_none() {
         // It has no ledger.
         stage.prefixes.ram /= share.of as u64;
@@ -172,6 +180,10 @@ mod tests {
     fn what_cannot_be_shared_is_refused() {
         let unix = RawConfig { listen: "unix:/run/w".into(), ..raw() };
         assert!(dealt(unix, "1/2").unwrap_err().contains("is one socket"));
+        let cache = |size: &str| RawConfig { expert_cache: Some(size.into()), ..raw() };
+        assert!(dealt(cache("auto"), "1/2").unwrap_err().contains("give a size"));
+        let half = dealt(cache("4G"), "1/2").unwrap();
+        assert_eq!(half.expert_cache, ExpertCache::Bytes(2 << 30));
         for text in ["0/2", "3/2", "1", "1/65", "a/b", "1/2:3,4", "1/2:a,b,c", "1/2:3,4,5,6"] {
             assert!(dealt(raw(), text).is_err(), "{text}");
         }

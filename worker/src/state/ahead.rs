@@ -181,7 +181,7 @@ impl Worker {
         let loaded = resident.stage.as_ref().map(|stage| &stage.loaded);
         let taken = loaded.map_or(0, |Loaded { needs, facts, .. }| {
             let stage = needs.weight_bytes.saturating_add(needs.state_bytes);
-            stage.saturating_add(facts.state_bytes)
+            stage.saturating_add(facts.state_bytes).saturating_add(facts.copies_bytes)
         });
         let copies = self.copies.nbytes();
         self.loader.ledger.limit().stage.saturating_sub(taken.saturating_add(copies))

@@ -264,10 +264,10 @@ pub struct LineArgs {
     /// Keep the routed experts of the first N layers in the host's memory: the same as --experts N
     #[arg(long, value_name = "N", conflicts_with_all = ["worker", "experts", "cpu_moe"])]
     pub n_cpu_moe: Option<u32>,
-    /// Memory of each local worker's GPU for copies of the most used of the experts in the host's memory, e.g. 4G.
-    /// Results do not depend on it [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
-    pub expert_cache: Option<u64>,
+    /// Memory of each local worker's GPU for copies of the most used of the experts in the host's memory, e.g. 4G; auto:
+    /// what the rest leaves of it. Results do not depend on it [default: none]
+    #[arg(long, value_name = "SIZE", conflicts_with = "worker")]
+    pub expert_cache: Option<String>,
     /// Do not use GPUs' matrix units, for drivers that fail with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,

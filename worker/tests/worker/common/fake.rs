@@ -174,6 +174,7 @@ impl StageBackend for FakeBackend {
             weight_bytes: needs.weight_bytes,
             state_bytes: needs.state_bytes,
             sequence_bytes: needs.state_bytes,
+            copies_bytes: 0,
             kernels: "plain".into(),
             threads: 1,
             layer_tensors: layers(&order.spec).enumerate().map(own).collect(),

@@ -222,7 +222,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         gpu_memory,
         devices,
         experts: experts(line),
-        expert_cache: line.expert_cache,
+        expert_cache: line.expert_cache.clone(),
         no_coopmat: line.no_coopmat,
         fast_math: line.fast_math,
         kernels: line.kernels.clone(),
