@@ -131,7 +131,7 @@ pub struct WorkerArgs {
     /// Where pushed weights are kept [default: ~/.cache/brigade]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// Bound of the cache's size, e.g. 64G
+    /// Bound of the cache's size, for all workers that share it, e.g. 64G
     #[arg(long, value_name = "SIZE")]
     cache_limit: Option<String>,
     /// Memory for records of kept prefixes, apart from the stage's, e.g. 4G: a prompt's beginning is loaded from them,
@@ -147,9 +147,9 @@ pub struct WorkerArgs {
     /// Allow plain, unauthenticated connections beyond loopback
     #[arg(long)]
     insecure_network: bool,
-    /// Stages to run on this machine, each in a process of its own, for as many models. They share --memory as they
-    /// need it, divide --prefix-ram and --prefix-disk equally, and compute in turn. Their names are NAME.1, NAME.2 and
-    /// so on. They have the port of --listen together: HOST:PORT/2 is the second
+    /// Stages to run on this machine, each in a process of its own, for as many models. They share --memory,
+    /// --prefix-ram, --prefix-disk and --cache-limit as they need it, and compute in turn. Their names are NAME.1, NAME.2
+    /// and so on. They have the port of --listen together: HOST:PORT/2 is the second
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = stages)]
     stages: usize,
     /// With --stages: a port for each stage, the first and the last of them, as in 7070-7073. --listen names the host and

@@ -17,8 +17,10 @@ const LIMIT: &str = "135K";
 /// The ids that a model draws over one worker, or why it does not.
 fn drawn(model: &Path, worker: &Address) -> Result<String, String> {
     let (model, worker) = (model.to_str().unwrap(), worker.to_string());
-    let output =
-        run(&["run", "-m", model, "--worker", &worker, "--tokens", "1,2,3", "-n", "4", "--ids"]);
+    let output = run(&[
+        "run", "-m", model, "--worker", &worker, "--tokens", "1,2,3", "-n", "4", "--temp", "0",
+        "--ids",
+    ]);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
@@ -61,7 +63,8 @@ fn what_a_loaded_stage_needs_stays_in_its_nodes_cache() {
     // Workers look once a second.
     let end = Instant::now() + PATIENCE;
     let disk = || server.line_status(name)["nodes"][0]["disk"].clone();
-    while !disk()["pinned"].as_u64().is_some_and(|pinned| pinned > 70_000) {
+    let is_said = || disk()["pinned"].as_u64().is_some_and(|pinned| pinned > 70_000);
+    while !is_said() {
         assert!(Instant::now() < end, "{}", disk());
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -125,7 +125,10 @@ impl Worker {
         let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
         (ahead.has, ahead.in_memory) = stays(&order, &held, had, &of_layers);
         ahead.pinned = pinned;
-        inner.has_pinned(has_pinned);
+        if has_pinned {
+            // It has what was fetched for the order, too.
+            inner.fetched.clear();
+        }
         Ok(reply)
     }
 

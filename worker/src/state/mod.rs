@@ -461,13 +461,6 @@ impl Inner {
         (self.held, self.pinned) = (None, None);
         self.fetched.clear();
     }
-
-    /// Pins of fetches end once the order's own pin has what they brought.
-    fn has_pinned(&mut self, is_so: bool) {
-        if is_so {
-            self.fetched.clear();
-        }
-    }
 }
 
 fn over(epoch: u64, session: &Session) -> Failure {

@@ -74,7 +74,10 @@ impl Worker {
             Ok(_) if !current => Err(over(epoch, &inner.session)),
             Ok((reply, Granted { memory, pinned })) => {
                 (inner.order, inner.held) = (Some(order), Some(memory));
-                inner.has_pinned(pinned.is_some());
+                if pinned.is_some() {
+                    // It has what was fetched for the order, too.
+                    inner.fetched.clear();
+                }
                 inner.pinned = pinned;
                 inner.session.heartbeat(Instant::now(), coordinator_id, epoch);
                 Ok(reply)

@@ -8,8 +8,10 @@
 //! Pins are made, and blobs evicted, under the lock of one file. A pinned blob counts with all of its bytes before they have
 //! come, and once, however many stages need it.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, Hasher};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,8 +20,7 @@ use std::time::{Duration, Instant};
 
 use blake3::Hash;
 
-use super::{Cache, CacheError, LOCK_WAIT, PINS, at, remove_if_there};
-use crate::host::instance;
+use super::{Cache, CacheError, LOCK_WAIT, PINS, at};
 
 /// The file by whose lock processes take turns.
 const TURN: &str = "turn";
@@ -303,11 +304,13 @@ fn in_force(path: &Path) -> Result<Option<String>, CacheError> {
     // It may have been dropped since the listing.
     let Ok(mut file) = opened.or_else(|_| File::open(path)) else { return Ok(None) };
     if file.try_lock().is_ok() {
-        return remove_if_there(path).map(|()| None);
+        // One that cannot be removed does not count all the same.
+        let _ = fs::remove_file(path);
+        return Ok(None);
     }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(at(path))?;
-    Ok(Some(text))
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(at(path))?;
+    Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// Bytes of all blobs.
@@ -338,5 +341,6 @@ fn parsed(text: &str) -> (String, HashMap<Hash, u64>) {
 
 /// A number for a cache's pins, which is hardly ever another's.
 pub(super) fn owner() -> u64 {
-    instance()
+    // Seeded by the system for every one that is made.
+    RandomState::new().build_hasher().finish()
 }
