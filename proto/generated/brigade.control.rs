@@ -185,6 +185,9 @@ pub struct EnrolReply {
     /// The name that it has: the one it asked for, or that with a number behind.
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
+    /// Whether this coordinator certifies stages of nodes, by EnrolRequest.voucher.
+    #[prost(bool, tag = "5")]
+    pub certifies_stages: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloRequest {

@@ -47,8 +47,8 @@ pub const FIRST_CALL_MS: u64 = 10_000;
 /// Bytes in which a connection to the port of a node with several stages says which one it is for: a TLS client's first message
 /// has a few hundred, and 2 KiB with the largest keys there are.
 pub const MAX_GREETING_BYTES: usize = 4 << 10;
-/// Bytes that a node tells one of its stages at once: its word for the stage.
-pub const MAX_WORD_BYTES: usize = 512;
+/// Bytes that a node tells one of its stages at once: its word for the stage, or a key with its certificates.
+pub const MAX_WORD_BYTES: usize = 8 << 10;
 /// Time a stranger's connection may have no open call.
 pub const IDLE_MS: u64 = 60_000;
 /// Time from a stranger's call to the end of its first message: a 32 MiB Prepare at 1 MiB/s.

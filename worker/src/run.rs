@@ -175,7 +175,11 @@ impl Bound {
         backend: Arc<dyn StageBackend>,
         from: Option<FromNode>,
     ) -> Result<Self, WorkerError> {
-        let pool = Pool::new(backend.abilities().threads as usize, &config.cpus)?;
+        let (threads, cpus) = (backend.abilities().threads as usize, &config.cpus);
+        let pool = match config.share {
+            None => Pool::new(threads, cpus)?,
+            Some(_) => Pool::that_lets_others_go_first(threads, cpus)?,
+        };
         let cache = Cache::open(&config.cache_dir, config.cache_limit_bytes, pool.clone());
         let ledger = ledger(&config, &*backend)?;
         let loader = Loader {

@@ -335,8 +335,11 @@ impl StageBackend for EngineBackend {
         if !self.has_own_memory() {
             weight_bytes += host_bytes;
         }
+        let loading = LoadingMemory::of(model, &described);
         if host_bytes > 0 {
-            host_bytes += work_memory.bytes(spec.max_rows, false);
+            // What goes to a GPU with memory of its own is packed here first, before experts have any rows.
+            let on_its_way = if self.has_own_memory() { loading.on_its_way(last) } else { 0 };
+            host_bytes += work_memory.bytes(spec.max_rows, false).max(on_its_way);
         }
         Ok(StageNeeds {
             tensors: tensors.iter().map(|t| t.name.clone()).collect(),
@@ -345,11 +348,7 @@ impl StageBackend for EngineBackend {
             state_bytes: state_bytes(&described, &layers, spec)
                 + work_memory.bytes(spec.max_rows, last),
             // Beside a GPU with memory of its own, tensors are packed in the host's.
-            loading_bytes: if self.has_own_memory() {
-                0
-            } else {
-                LoadingMemory::of(model, &described).bytes(last)
-            },
+            loading_bytes: if self.has_own_memory() { 0 } else { loading.bytes(last) },
         })
     }
 

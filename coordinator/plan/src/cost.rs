@@ -37,7 +37,7 @@ pub struct StageMemory {
     pub weights: u64,
     /// Routed experts in the host's memory beside a GPU. All else is the GPU's, where it has memory of its own.
     pub host_experts: u64,
-    /// Work memory of the host for them.
+    /// Work memory of the host for them, or more where packing the GPU's weights there takes more.
     pub host_scratch: u64,
     /// Bytes of KV pages.
     pub kv: u64,

@@ -79,9 +79,13 @@ impl Costs<'_> {
             return all;
         }
         let rows = self.model.scratch_bytes_per_row.saturating_mul(self.settings.max_rows.into());
+        // What goes to a GPU with memory of its own is packed with the host first, before experts have any rows.
+        let is_apart = self.workers[worker].host.is_some_and(|host| host.memory.is_some());
+        let is_last = range.end == self.n_layers();
+        let on_its_way = if is_apart { self.model.loading.on_its_way(is_last) } else { 0 };
         let weights = all.weights.saturating_sub(host_experts);
         let weights = weights.saturating_add(self.guests(worker, &host));
-        StageMemory { weights, host_experts, host_scratch: rows, ..all }
+        StageMemory { weights, host_experts, host_scratch: rows.max(on_its_way), ..all }
     }
 
     /// Memory of layers `range` as a stage on a worker, all on one device.

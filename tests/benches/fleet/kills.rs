@@ -12,6 +12,10 @@ use crate::Options;
 use crate::fleet::{Fleet, Model, PATIENCE, quantile, random, wait};
 
 const TOKENS: usize = 300;
+/// A node is started again after so long, as its unit says (`RestartSec`).
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+/// A pause of a line that has no part on what was killed is told where it is longer.
+const LONG: Duration = Duration::from_millis(100);
 /// Different requests to each model.
 const REQUESTS: usize = 4;
 
@@ -42,13 +46,14 @@ impl Streams {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The longest time without an event since `begun`.
-    fn pause(&self, begun: Instant) -> Duration {
+    /// The longest time without an event since `begun`, and how long after that it began.
+    fn pause(&self, begun: Instant) -> (Duration, Duration) {
         let events = self.events();
         let first = events.partition_point(|event| *event < begun);
         let since = events[first..].iter().copied();
         let all: Vec<Instant> = [begun].into_iter().chain(since).collect();
-        all.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
+        let gaps = all.windows(2).map(|pair| (pair[1] - pair[0], pair[0] - begun));
+        gaps.max_by_key(|(pause, _)| *pause).unwrap_or_default()
     }
 }
 
@@ -258,6 +263,7 @@ fn kill(
         Victim::Stage => signal("KILL", pid),
         Victim::Node => {
             signal("KILL", fleet.nodes[node].pid());
+            std::thread::sleep(RESTART_AFTER);
             fleet.nodes[node] = fleet.node(node, options, None);
         }
         Victim::Coordinator => {
@@ -275,9 +281,19 @@ fn kill(
         Victim::Node => worker.starts_with(&format!("node{node}")),
         Victim::Coordinator => true,
     };
-    for (line, seen) in lines.iter().zip(seen) {
-        let pauses = if line.iter().any(is_of) { &mut table.touched } else { &mut table.others };
-        pauses.push(seen.pause(begun));
+    for ((line, seen), model) in lines.iter().zip(seen).zip(models) {
+        let (pause, after) = seen.pause(begun);
+        if line.iter().any(is_of) {
+            table.touched.push(pause);
+            continue;
+        }
+        table.others.push(pause);
+        if pause > LONG {
+            let (name, pause, after) = (model.name, pause.as_millis(), after.as_millis());
+            println!(
+                "{victim:?}: {name} on {line:?} paused {pause} ms, from {after} ms after the kill"
+            );
+        }
     }
     if victim == Victim::Coordinator {
         table.restarted += before.iter().filter(|pid| !is_alive(**pid)).count();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use brigade_engine::device::gpus;
 use brigade_proto::address::Address;
 use brigade_tests::process::{Running, Server, is_alive, run, signal};
-use brigade_tests::secure::READY;
+use brigade_tests::secure::{Cluster, READY};
 use brigade_tests::up_share::first_of_free_ports;
 use serde_json::{Value, json};
 
@@ -271,8 +271,44 @@ fn what_a_node_cannot_share_is_refused_at_once() {
     assert!(said.contains("there is no token in it"), "{said}");
 }
 
+fn a_node_is_one_worker_under_a_coordinator_that_certifies_no_stages() {
+    let scratch = Scratch::new("node-older");
+    let config = scratch.config(&[("first", None, "ctx = 512"), ("second", None, "ctx = 512")]);
+    let cluster = Cluster::new();
+    let older = ["--config", &config, "--certify-no-stages"];
+    let mut server = Server { process: cluster.serve(&older) };
+    let token = cluster.token(&["--uses", "1"]);
+    let more = ["--memory", "2G", "--speed", "20,200", "--stages", "2"];
+    let args = cluster.worker_args("lab", Some(&token), &more);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut node = Running::start(&args, READY);
+    wait_for_models(&server, &["first"]);
+    assert_eq!(server.line_workers("first"), ["lab"], "it has the node's own name");
+    assert!(node.stage("1/1").is_some() && node.stage("2/2").is_none());
+    let answer = said(&server, "first", 1);
+    // It comes again without a token, and asks before it starts its stages.
+    drop(node);
+    node = Running::start(&args, READY);
+    assert!(node.stage("1/1").is_some() && node.stage("2/2").is_none());
+    // A newer coordinator takes the place of the older one.
+    drop(server);
+    server = Server { process: cluster.serve(&["--config", &config]) };
+    wait_for_models(&server, &["first", "second"]);
+    let mut lines = [server.line_workers("first"), server.line_workers("second")].concat();
+    lines.sort();
+    assert_eq!(lines, ["lab.1", "lab.2"]);
+    assert!(node.stage("1/2").is_some() && node.stage("2/2").is_some());
+    assert_eq!(said(&server, "first", 1)[1], answer[1]);
+    // And an older one that of the newer one: the node is started again.
+    drop((server, node));
+    server = Server { process: cluster.serve(&older) };
+    node = Running::start(&args, READY);
+    wait_for_models(&server, &["first"]);
+    assert!(node.stage("1/1").is_some() && node.stage("2/2").is_none());
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: a_model_may_have_most_of_its_node, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
+    waits: a_model_may_have_most_of_its_node, a_node_is_one_worker_under_a_coordinator_that_certifies_no_stages, a_node_that_is_revoked_loses_all_of_its_stages, a_node_has_a_process_for_each_model, a_node_that_is_told_to_leave_ends_with_its_stages,
         plain_stages_of_a_node_are_one_line_through_one_port, stages_have_ports_of_their_own_where_they_are_named,
         what_a_node_cannot_share_is_refused_at_once;
     computes: stages_on_one_gpu_say_the_same_at_the_same_time;

@@ -70,7 +70,8 @@ pub struct StageNeeds {
     pub tensors: Vec<String>,
     /// Bytes of weights in the stage's memory.
     pub weight_bytes: u64,
-    /// Bytes that experts beside a GPU take of the host's memory; where both are one memory they are in `weight_bytes` too.
+    /// Bytes that experts beside a GPU take of the host's memory, with their work memory, or more while the GPU's weights are
+    /// packed there; where both are one memory they are in `weight_bytes` too.
     pub host_bytes: u64,
     /// Bytes of KV pages, slots and scratch.
     pub state_bytes: u64,

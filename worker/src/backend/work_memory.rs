@@ -86,6 +86,11 @@ impl LoadingMemory {
     pub fn bytes(&self, is_last: bool) -> u64 {
         if is_last { self.layer_bytes.max(self.head_bytes) } else { self.layer_bytes }
     }
+
+    /// Bytes in the host's memory where the weights lie in a GPU's own: the packed form is there too, until the GPU has it.
+    pub fn on_its_way(&self, is_last: bool) -> u64 {
+        self.bytes(is_last).saturating_mul(2)
+    }
 }
 
 /// Share of a layer's tensor that one token reads: less than 1 for experts, and for adapters that tokens switch on.

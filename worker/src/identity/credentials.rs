@@ -9,7 +9,8 @@ use brigade_proto::net::Network;
 use brigade_proto::tls::{Bundle, Credentials, External, Role, TlsError, Token};
 
 use super::membership::{Membership, MembershipError, Wish};
-use super::stage::{StageMembership, Words};
+use super::stage::StageMembership;
+use super::word::Words;
 use crate::config::{Config, Secured};
 
 /// A worker's network, and what keeps its credentials good.
@@ -50,7 +51,7 @@ impl Secure {
                 (membership.credentials().clone(), Upkeep::RenewStage(Box::new(membership)))
             }
             Secured::Member { data_dir, token, name } => {
-                let membership = join(config, data_dir, token.clone(), name).await?;
+                let membership = join(config, data_dir, token.clone(), name, false).await?;
                 (membership.credentials().clone(), Upkeep::Renew(Box::new(membership)))
             }
         };
@@ -77,7 +78,7 @@ impl Secure {
 pub async fn of_node(config: &Config) -> Result<Option<Membership>, MembershipError> {
     match &config.secured {
         Secured::Member { data_dir, token, name } => {
-            join(config, data_dir, token.clone(), name).await.map(Some)
+            join(config, data_dir, token.clone(), name, true).await.map(Some)
         }
         Secured::No | Secured::Parent | Secured::External(_) | Secured::OfNode => Ok(None),
     }
@@ -88,6 +89,7 @@ async fn join(
     data_dir: &Path,
     token: Option<Token>,
     name: &str,
+    has_stages: bool,
 ) -> Result<Membership, MembershipError> {
     let no_token = || MembershipError::NoToken { folder: data_dir.to_owned() };
     let wish = Wish {
@@ -95,6 +97,7 @@ async fn join(
         coordinator: config.join.clone().ok_or_else(no_token)?,
         token,
         name: name.to_owned(),
+        has_stages,
     };
     Membership::take(wish).await
 }

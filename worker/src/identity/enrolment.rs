@@ -66,6 +66,8 @@ pub struct Given {
     pub chain: Chain,
     /// When to ask again.
     pub renew_in: Duration,
+    /// Whether the coordinator certifies stages of nodes: one of an older release does not.
+    pub certifies_stages: bool,
 }
 
 impl Given {
@@ -80,7 +82,7 @@ impl Given {
     /// Checks an answer against the request. From now on the certificate is shown to all peers, so nothing else is
     /// accepted.
     fn of(reply: EnrolReply, asked: &Asked<'_>) -> Result<Self, NotGiven> {
-        let EnrolReply { certificate, authority, renew_in_s, name } = reply;
+        let EnrolReply { certificate, authority, renew_in_s, name, certifies_stages } = reply;
         let wrong = |why: &str| NotGiven::final_because(format!("its answer is wrong: {why}"));
         let chain = vec![certificate.to_vec().into(), authority.to_vec().into()];
         if key_of(&chain[1]) != Some(asked.pin) {
@@ -91,7 +93,8 @@ impl Given {
             return Err(wrong("the certificate is not for this worker's key"));
         }
         let seconds = renew_in_s.clamp(*RENEW_WITHIN.start(), *RENEW_WITHIN.end());
-        Ok(Self { name, chain, renew_in: Duration::from_secs(seconds.into()) })
+        let renew_in = Duration::from_secs(seconds.into());
+        Ok(Self { name, chain, renew_in, certifies_stages })
     }
 }
 

@@ -3,7 +3,7 @@
 //! has ended is issued again to the same key, without a token.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use brigade_proto::address::Address;
@@ -12,9 +12,11 @@ use brigade_proto::tls::identity::{certificates, to_pem};
 use brigade_proto::tls::verify::{key_of, party_of};
 use brigade_proto::tls::voucher::vouch;
 use brigade_proto::tls::{Credentials, KeyId, NodeKey, TlsError, Token, unix_now};
+use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::enrolment::{Asked, BACKOFF, By, Given, NotGiven, credentials, enrol};
+use super::enrolment::{Asked, BACKOFF, By, Chain, Given, NotGiven, credentials, enrol};
+use super::word::Word;
 
 /// A worker's folder within its data folder; further workers of the machine have `node-2`, `node-3` ...
 const FOLDER: &str = "node";
@@ -26,6 +28,9 @@ const CERTIFICATE_FILE: &str = "certificate.pem";
 const LOCK_FILE: &str = "lock";
 /// Where it joined, so that a machine with several places finds the right one.
 const COORDINATOR_FILE: &str = "coordinator";
+/// How often a node whose coordinator certifies no stages asks for a newer one. It gets a new certificate with each answer.
+pub const ASKS_FOR_NEWER_EVERY: Duration = Duration::from_secs(10);
+
 /// Why a worker is no member of its cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum MembershipError {
@@ -71,7 +76,13 @@ pub struct Membership {
     name: String,
     token: Option<Token>,
     credentials: Arc<Credentials>,
+    /// The certificates of these credentials.
+    chain: Mutex<Chain>,
     renew_in: Duration,
+    /// Whether it is of a node with several stages.
+    has_stages: bool,
+    /// Whether the coordinator certifies stages, as it said last.
+    certifies_stages: watch::Sender<bool>,
     _lock: Lock,
 }
 
@@ -86,6 +97,8 @@ pub struct Wish {
     pub token: Option<Token>,
     /// The name that it asks for.
     pub name: String,
+    /// Whether it is to know if the coordinator certifies stages.
+    pub has_stages: bool,
 }
 
 impl Membership {
@@ -101,7 +114,8 @@ impl Membership {
     /// [`MembershipError`].
     pub async fn take(wish: Wish) -> Result<Self, MembershipError> {
         let Place { folder, lock, key, remembered } = free_place(&wish)?;
-        let Remembered { authority, name, credentials, renew_in } = match remembered {
+        let (asks, mut certifies_stages) = (wish.has_stages && remembered.is_some(), true);
+        let Remembered { authority, name, credentials, chain, renew_in } = match remembered {
             Some(remembered) => remembered,
             None => {
                 let no_token = || MembershipError::NoToken { folder: folder.clone() };
@@ -112,17 +126,19 @@ impl Membership {
                 keep(&folder, &wish.coordinator, &given)?;
                 tracing::info!(name = given.name, coordinator = %wish.coordinator, "joined the cluster");
                 let credentials = given.credentials(&key)?;
+                certifies_stages = given.certifies_stages;
                 Remembered {
                     authority: pin,
                     name: given.name,
                     credentials,
+                    chain: given.chain,
                     renew_in: given.renew_in,
                 }
             }
         };
         let credentials = Arc::new(credentials);
         let (coordinator, token) = (wish.coordinator, wish.token);
-        Ok(Self {
+        let mut membership = Self {
             folder,
             coordinator,
             key,
@@ -130,9 +146,48 @@ impl Membership {
             name,
             token,
             credentials,
+            chain: Mutex::new(chain),
             renew_in,
+            has_stages: wish.has_stages,
+            certifies_stages: watch::channel(certifies_stages).0,
             _lock: lock,
-        })
+        };
+        if asks {
+            membership.renew_in = membership.first_renewal().await;
+        }
+        Ok(membership)
+    }
+
+    /// Renews the certificate as soon as a coordinator answers; returns when to renew it next. One that refuses is asked
+    /// again later.
+    async fn first_renewal(&self) -> Duration {
+        let (mut pause, mut last) = (*BACKOFF.start(), String::new());
+        loop {
+            match self.renew().await {
+                Ok(renew_in) => return renew_in,
+                Err(NotGiven { is_final: true, .. }) => return Duration::ZERO,
+                Err(NotGiven { reason, .. }) => {
+                    if reason != last {
+                        let coordinator = &self.coordinator;
+                        tracing::warn!(%coordinator, reason, "the stages of this node wait for the coordinator");
+                    }
+                    last = reason;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(*BACKOFF.end());
+                }
+            }
+        }
+    }
+
+    /// Whether the coordinator certifies stages of nodes, as it says now and later.
+    pub fn certifies_stages(&self) -> watch::Receiver<bool> {
+        self.certifies_stages.subscribe()
+    }
+
+    /// This node's key and its certificates, for the one worker that has the node's place in the cluster.
+    pub fn own_word(&self) -> Word {
+        let chain = self.chain.lock().unwrap_or_else(PoisonError::into_inner);
+        Word::Own { key: self.key.to_pem(), certificates: to_pem(&chain) }
     }
 
     /// The worker's certificate and key, and the authorities that it trusts.
@@ -157,10 +212,13 @@ impl Membership {
     pub async fn keep_renewing(&self) -> std::convert::Infallible {
         let (mut wait, mut pause, mut last) = (self.renew_in, *BACKOFF.start(), String::new());
         loop {
-            sleep(wait).await;
+            let waits_for_newer = self.has_stages && !*self.certifies_stages.borrow();
+            sleep(if waits_for_newer { wait.min(ASKS_FOR_NEWER_EVERY) } else { wait }).await;
             match self.renew().await {
                 Ok(renew_in) => {
-                    tracing::info!(name = self.name, "certificate renewed");
+                    if !waits_for_newer {
+                        tracing::info!(name = self.name, "certificate renewed");
+                    }
                     (wait, pause) = (renew_in, *BACKOFF.start());
                     last.clear();
                 }
@@ -183,6 +241,10 @@ impl Membership {
         let given = enrol(&self.coordinator, &asked).await?;
         self.credentials.replace(given.chain.clone()).map_err(NotGiven::of_ours)?;
         keep(&self.folder, &self.coordinator, &given).map_err(NotGiven::of_ours)?;
+        *self.chain.lock().unwrap_or_else(PoisonError::into_inner) = given.chain;
+        self.certifies_stages.send_if_modified(|before| {
+            std::mem::replace(before, given.certifies_stages) != given.certifies_stages
+        });
         Ok(given.renew_in)
     }
 }
@@ -259,6 +321,7 @@ struct Remembered {
     authority: KeyId,
     name: String,
     credentials: Credentials,
+    chain: Chain,
     renew_in: Duration,
 }
 
@@ -285,7 +348,8 @@ fn remembered(folder: &Path, key: &NodeKey) -> Result<Option<Remembered>, TlsErr
     }
     let credentials = credentials(&what, chain.clone(), key)?;
     // Only the coordinator can say how long it is still good, so it is asked at once.
-    Ok(Some(Remembered { authority: id, name: party.name, credentials, renew_in: Duration::ZERO }))
+    let (name, renew_in) = (party.name, Duration::ZERO);
+    Ok(Some(Remembered { authority: id, name, credentials, chain, renew_in }))
 }
 
 fn keep(folder: &Path, coordinator: &Address, given: &Given) -> Result<(), TlsError> {

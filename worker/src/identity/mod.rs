@@ -4,3 +4,4 @@ pub mod credentials;
 mod enrolment;
 pub mod membership;
 pub mod stage;
+pub mod word;

@@ -85,8 +85,8 @@ pub struct Found {
 pub struct Room {
     /// Free bytes of memory.
     pub nbytes: u64,
-    /// Bytes that the stage was granted.
-    pub taken: u64,
+    /// Memory that the stage was granted.
+    pub taken: Amount,
     /// Layers that it has and goes on with.
     pub has: Range<usize>,
 }
@@ -233,17 +233,24 @@ impl Loader {
         progress: Box<dyn FnMut(u64) + Send>,
     ) -> Result<LoadedAhead, Failure> {
         let Found { model, weights, needs, pinned, .. } = found;
-        let nbytes = needs.weight_bytes - self.weight_bytes_of(order, &model, &room.has)?;
+        let had = self.needs_of(order, &model, &room.has)?;
+        let nbytes = needs.weight_bytes - had.weight_bytes;
+        let host = self.in_host(&needs).saturating_sub(self.in_host(&had));
         let loading = nbytes.saturating_add(needs.loading_bytes);
-        if loading > room.nbytes {
-            let why = format!(
-                "the missing weights of layers [{}, {}) take {loading} bytes while they are loaded, and {} are free beside the running stage",
-                order.spec.layer_begin, order.spec.layer_end, room.nbytes
-            );
-            return Err(Failure::refusal(FailureKind::NoMemory, why));
+        let host_left = self.ledger.limit().host.saturating_sub(room.taken.host);
+        for (what, take, left) in
+            [("weights", loading, room.nbytes), ("experts in the host's memory", host, host_left)]
+        {
+            if take > left {
+                let why = format!(
+                    "the missing {what} of layers [{}, {}) take {take} bytes while they are loaded, and {left} are free beside the running stage",
+                    order.spec.layer_begin, order.spec.layer_end
+                );
+                return Err(Failure::refusal(FailureKind::NoMemory, why));
+            }
         }
         let granted = |beside: u64| {
-            let both = Amount { stage: room.taken.saturating_add(beside), host: 0 };
+            let both = room.taken.plus(Amount { stage: beside, host });
             self.ledger.stage(both).map_err(|lacking| busy(order, lacking))
         };
         let while_loading = granted(loading)?;
@@ -266,19 +273,19 @@ impl Loader {
         Left { bytes: limit.saturating_sub(needs.stage_bytes()), limit }
     }
 
-    /// Bytes in memory of some of an order's layers.
-    fn weight_bytes_of(
+    /// The memory of some of an order's layers.
+    fn needs_of(
         &self,
         order: &Order,
         model: &Gguf,
         layers: &Range<usize>,
-    ) -> Result<u64, Failure> {
+    ) -> Result<StageNeeds, Failure> {
         if layers.is_empty() {
-            return Ok(0);
+            return Ok(StageNeeds::default());
         }
         let (layer_begin, layer_end) = (layers.start as u32, layers.end as u32);
         let spec = StageSpec { layer_begin, layer_end, ..order.spec.clone() };
-        Ok(self.backend.needs(model, &spec)?.weight_bytes)
+        self.backend.needs(model, &spec)
     }
 
     fn search(
@@ -430,11 +437,15 @@ impl Loader {
 
     /// The memory of an order's stage, by place.
     fn amount(&self, order: &Order, needs: &StageNeeds) -> Amount {
-        let host_bytes = needs.host_bytes;
         let total = needs.stage_bytes().saturating_add(order.copy_bytes());
+        Amount { stage: total, host: self.in_host(needs) }
+    }
+
+    /// Bytes of a stage in the host's memory beside the memory where it lies.
+    fn in_host(&self, needs: &StageNeeds) -> u64 {
         // Experts that lie in one memory with the rest are among the weights.
         let is_apart = self.ledger.most().host > 0;
-        Amount { stage: total, host: if is_apart { host_bytes } else { 0 } }
+        if is_apart { needs.host_bytes } else { 0 }
     }
 
     /// Takes the memory of an order's stage from what the node has; all of its layers are known to fit there.

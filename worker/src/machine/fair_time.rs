@@ -14,8 +14,15 @@ use rustix::time::{ClockId, clock_gettime};
 /// A stage that has computed still counts for so long: its next ubatch is on its way.
 const COMES_AGAIN_WITHIN: Duration = Duration::from_millis(5);
 
-/// A stage that comes back has at most so much less than the others.
+/// A stage that comes back has at most so much less than the others: it makes up for their long turns, while it waited.
 const MOST_CREDIT: Duration = Duration::from_millis(500);
+
+/// A stage that has not computed for so long was away, and has waited for nobody ...
+const AWAY_AFTER: Duration = Duration::from_millis(500);
+
+/// ... so it has at most so much less: for so long the others wait for it, and then in turn. A stage that replays the streams of
+/// a lost one holds up its neighbours for no longer.
+const CREDIT_OF_NEWCOMERS: Duration = Duration::from_millis(40);
 
 /// Words of a row, and bytes of a word.
 const ROW: usize = 3;
@@ -45,7 +52,9 @@ impl Row {
     /// What a stage has used that comes back to these others.
     fn back(&self, others: &[Self], now: Duration) -> Duration {
         let least = least(others, now).unwrap_or_default();
-        self.used.max(least.saturating_sub(MOST_CREDIT))
+        let was_away = self.ended.is_zero() || now.saturating_sub(self.ended) >= AWAY_AFTER;
+        let most = if was_away { CREDIT_OF_NEWCOMERS } else { MOST_CREDIT };
+        self.used.max(least.saturating_sub(most))
     }
 
     /// Whether it is this stage's turn: no other one that counts has computed less.
@@ -246,9 +255,18 @@ mod tests {
     fn a_stage_that_was_idle_has_no_great_credit_and_one_alone_never_waits() {
         let mut stages = [stage(40, 1, 1), stage(40, 1, 20_000)];
         run(&mut stages, 21);
-        assert!(stages[0].longest <= ms(600), "{:?}", stages[0].longest);
+        assert!(stages[0].longest <= ms(85), "{:?}", stages[0].longest);
         let mut alone = [stage(40, 0, 1), stage(1, 0, 100_000)];
         assert!(run(&mut alone, 10)[0] > ms(9_950));
+    }
+
+    #[test]
+    fn a_stage_that_replays_streams_holds_up_its_neighbour_for_a_moment_only() {
+        // The neighbour's steps take 3 ms; a new stage has 2 s of replays, in ubatches of 20 ms, after 10 s.
+        let mut stages = [stage(3, 1, 1), stage(20, 0, 10_000)];
+        run(&mut stages, 12);
+        assert!(stages[1].turns > 40, "{}", stages[1].turns);
+        assert!(stages[0].longest <= ms(65), "{:?}", stages[0].longest);
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //! connections come: however the node ends, the stages end with it. A stage that ends by itself is started again after a pause
 //! that grows. The first stage tests the device and measures the machine undisturbed, and tells the node. The others get
 //! its figures, and start at the same time.
+//!
+//! A coordinator of an older release certifies no stages. Under one the node runs its first stage alone, which has the node's own
+//! place in the cluster, as a worker of one stage has it. When a newer coordinator comes, all stages start.
 
 pub mod division;
 mod words;
@@ -17,12 +20,13 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -120,6 +124,10 @@ pub struct Node {
     ledger: Book,
     /// What a stage has measured of the machine, once it has.
     measured: OnceLock<String>,
+    /// Whether the coordinator certifies stages, where no membership says so: as if it did.
+    certified: watch::Sender<bool>,
+    /// Whether the log has it that the coordinator is of an older release.
+    has_warned: AtomicBool,
 }
 
 impl Node {
@@ -133,7 +141,20 @@ impl Node {
         let locks = Locks::new().map_err(NodeError::Shared)?;
         let ledger = Book::new(instance()).map_err(NodeError::Shared)?;
         let (at, ways, membership, measured) = (None, Arc::default(), None, OnceLock::new());
-        Ok(Self { program, arguments, stages, at, ways, membership, locks, ledger, measured })
+        let certified = watch::channel(true).0;
+        Ok(Self {
+            program,
+            arguments,
+            stages,
+            at,
+            ways,
+            membership,
+            locks,
+            ledger,
+            measured,
+            certified,
+            has_warned: AtomicBool::new(false),
+        })
     }
 
     /// Keeps the stages running until `shutdown` is ready. When `wish` is, they leave in order. Each says on standard output
@@ -173,13 +194,18 @@ impl Node {
         };
         let mut handing = std::pin::pin!(handing);
         let (mode, told) = watch::channel(Mode::Run);
+        let certified = match &self.membership {
+            Some(membership) => membership.certifies_stages(),
+            None => self.certified.subscribe(),
+        };
         let (turn, node, mut stages) = (Arc::new(Mutex::new(())), Arc::new(self), JoinSet::new());
         for number in 1..=node.stages {
             let files =
                 Inherited { turns: node.locks.inherited(), ledger: node.ledger.inherited() };
             let share = Share { inherited: Some(files), ..Share::new(number, node.stages) };
             let (node, turn, mode) = (node.clone(), turn.clone(), told.clone());
-            stages.spawn(async move { Stage { share, node, turn, mode }.keep().await });
+            let certified = certified.clone();
+            stages.spawn(async move { Stage { share, node, turn, mode, certified }.keep().await });
         }
         let mut result = Ok(());
         loop {
@@ -241,10 +267,16 @@ struct Stage {
     /// The lock for starting a process.
     turn: Arc<Mutex<()>>,
     mode: watch::Receiver<Mode>,
+    /// Whether the coordinator certifies stages; otherwise the first one has the node's place.
+    certified: watch::Receiver<bool>,
 }
 
 /// A process of a stage.
 struct Life {
+    /// Whether it has the node's place.
+    is_alone: bool,
+    /// Whether it was asked to leave, since the coordinator is another one.
+    makes_way: bool,
     child: Child,
     /// The way to it, whose end tells it to leave.
     way: Giver,
@@ -255,6 +287,7 @@ impl Stage {
     async fn keep(mut self) -> Result<(), NodeError> {
         let (mut pause, mut was_ready) = (FIRST_PAUSE, false);
         loop {
+            self.wait_for_place().await;
             let mut turn = Some(self.turn.clone().lock_owned().await);
             if self.node.measured.get().is_some() {
                 // There is nothing left to measure.
@@ -263,26 +296,16 @@ impl Stage {
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
             }
-            let mut life = self.begin()?;
-            let mut lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
-            let mut vouching = JoinSet::new();
-            let (node, way, number) =
-                (self.node.clone(), life.way.clone(), self.share.in_address());
-            let ready = async {
-                loop {
-                    let line = lines.as_mut()?.next_line().await.ok().flatten()?;
-                    if let Some(measured) = line.strip_prefix(MEASURED_PREFIX) {
-                        drop(node.measured.set(measured.to_owned()));
-                    } else if let Some(key) = line.strip_prefix(KEY_PREFIX) {
-                        let membership = node.membership.clone();
-                        if let Some((membership, key)) = membership.zip(key.parse().ok()) {
-                            vouching.spawn(keep_vouching(membership, number, key, way.clone()));
-                        }
-                    } else {
-                        return Some(line);
-                    }
-                }
-            };
+            let is_alone = !*self.certified.borrow_and_update();
+            if is_alone && self.share.number > 1 {
+                continue;
+            }
+            let mut life = self.begin(is_alone)?;
+            let lines = life.child.stdout.take().map(|out| BufReader::new(out).lines());
+            let number = self.share.in_address();
+            let start = Start { node: self.node.clone(), way: life.way.clone(), number, is_alone };
+            let (mut lines, mut vouching) = (lines, JoinSet::new());
+            let ready = start.ready(lines.as_mut(), &mut vouching);
             let status = match self.until(&mut life, ready).await {
                 Ok(line) => {
                     drop(turn);
@@ -304,6 +327,10 @@ impl Stage {
             if *self.mode.borrow() != Mode::Run {
                 return Ok(());
             }
+            if life.makes_way {
+                pause = FIRST_PAUSE;
+                continue;
+            }
             let share = self.share;
             match status {
                 Some(status) if !was_ready => return Err(NodeError::NotReady { share, status }),
@@ -320,11 +347,32 @@ impl Stage {
         }
     }
 
-    fn begin(&self) -> Result<Life, NodeError> {
+    fn begin(&self, is_alone: bool) -> Result<Life, NodeError> {
         let (way, stdin) = Giver::pair().map_err(NodeError::Handover)?;
-        let child = self.node.command(self.share, stdin).spawn().map_err(NodeError::Program)?;
-        tracing::info!(stage = %self.share, pid = child.id(), "a stage begins");
-        Ok(Life { child, way, began: Instant::now() })
+        let share = if is_alone { Share { of: 1, ..self.share } } else { self.share };
+        let child = self.node.command(share, stdin).spawn().map_err(NodeError::Program)?;
+        tracing::info!(stage = %share, pid = child.id(), "a stage begins");
+        if is_alone && !self.node.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "this coordinator is of an older release and certifies no stages of nodes: the node runs as a worker of one stage \
+                 until the coordinator is newer"
+            );
+        }
+        Ok(Life { is_alone, makes_way: false, child, way, began: Instant::now() })
+    }
+
+    /// Ready when the stage may run, or the node is to end. The first stage may always: it stands for the node where stages are not
+    /// certified.
+    async fn wait_for_place(&mut self) {
+        let Self { certified, mode, share, .. } = self;
+        if share.number == 1 {
+            return;
+        }
+        tokio::select! {
+            // An error is the node's end.
+            _ = certified.wait_for(|certified| *certified) => {}
+            _ = mode.wait_for(|mode| *mode != Mode::Run) => {}
+        }
     }
 
     /// The next of `news`, or the exit status if the process ends first. The process is told to leave when the node
@@ -347,6 +395,14 @@ impl Stage {
                         Mode::Stop => return Err(life.end().await),
                     }
                 }
+                Ok(()) = self.certified.changed(), if !life.makes_way => {
+                    let is_alone = !*self.certified.borrow();
+                    if is_alone != life.is_alone {
+                        tracing::info!(is_alone, "another coordinator has come: the stage makes way for what this one certifies");
+                        life.makes_way = true;
+                        life.ask_to_leave();
+                    }
+                }
                 news = &mut news => return Ok(news),
             }
         }
@@ -358,6 +414,42 @@ impl Stage {
         let mut out = io::stdout().lock();
         let said = writeln!(out, "{READY_PREFIX}{address}").and_then(|()| out.flush());
         said.map_err(NodeError::Ready)
+    }
+}
+
+/// A process of a stage that is not ready yet.
+struct Start {
+    node: Arc<Node>,
+    way: Giver,
+    number: u8,
+    /// Whether it has the node's place.
+    is_alone: bool,
+}
+
+impl Start {
+    /// The line by which the process says that it is ready. Before that it says what it has measured, and its key, for which the
+    /// node then vouches.
+    async fn ready(
+        self,
+        lines: Option<&mut Lines<BufReader<ChildStdout>>>,
+        vouching: &mut JoinSet<()>,
+    ) -> Option<String> {
+        let Self { node, way, number, is_alone } = self;
+        let lines = lines?;
+        loop {
+            let line = lines.next_line().await.ok().flatten()?;
+            if let Some(measured) = line.strip_prefix(MEASURED_PREFIX) {
+                drop(node.measured.set(measured.to_owned()));
+            } else if let Some(key) = line.strip_prefix(KEY_PREFIX) {
+                let membership = node.membership.clone();
+                if let Some((membership, key)) = membership.zip(key.parse().ok()) {
+                    let way = way.clone();
+                    vouching.spawn(keep_vouching(membership, number, key, is_alone, way));
+                }
+            } else {
+                return Some(line);
+            }
+        }
     }
 }
 

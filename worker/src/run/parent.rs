@@ -9,7 +9,7 @@ use std::time::Duration;
 use brigade_proto::net::handover::{Given, take};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::identity::stage::{Word, Words};
+use crate::identity::word::{Word, Words};
 
 /// Connections from the node that wait for this process to look at them; more are on their way, and then refused.
 const HANDED_QUEUE: usize = 32;

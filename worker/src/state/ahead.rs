@@ -146,7 +146,7 @@ impl Worker {
         let (order, given_up, in_memory, room) = {
             let mut inner = self.inner();
             let resident = inner.running(coordinator_id, epoch)?;
-            let (nbytes, taken) = (self.room_beside(resident), resident.held.amount().stage);
+            let (nbytes, taken) = (self.room_beside(resident), resident.held.amount());
             let ahead = inner.ahead.as_ref().ok_or_else(|| {
                 Failure::refusal(FailureKind::WrongPhase, "call PrepareAhead first")
             })?;

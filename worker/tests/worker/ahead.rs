@@ -1,6 +1,7 @@
 //! Loading ahead: a worker whose stage computes loads missing weights of its next stage, which then reads nothing.
 
-use crate::common::model::Model;
+use crate::common::fake::FakeBackend;
+use crate::common::model::{Model, write_model};
 use crate::common::real::{Line, MORE, manifest, real_workers, synth_model};
 use crate::common::*;
 use brigade_proto::control::*;
@@ -124,4 +125,35 @@ async fn without_room_beside_the_stage_the_next_line_loads_as_before() {
     next.prepare(order(&next, &second)).await.unwrap();
     let facts = next.load().await.unwrap();
     assert!(facts.read_bytes > 0 && facts.kept_layers == 0, "{facts:?}");
+}
+
+#[tokio::test]
+async fn what_lies_with_the_host_is_granted_beside_the_running_stage_too() {
+    const LAYER: u64 = 1 << 20;
+    let model = Model::open(&write_model(&scratch(), "m.gguf", 8, 100, 1.0));
+    let order = |client: &Client, layers: std::ops::Range<u32>| {
+        let tensors = model.manifest(layers.clone(), false);
+        // None of these is the end of its line.
+        let (stage, next) = (u32::from(layers.start > 0), "127.0.0.1:9".parse().unwrap());
+        PrepareRequest { tensors, ..client.order_of(&model, spec(stage, 3, layers, Some(&next))) }
+    };
+    // Layers that go on with those that are there, and others; and the layers that the host has room for.
+    for (ahead, room, fits) in [(0..4, 4, true), (4..6, 4, true), (4..6, 3, false)] {
+        let backend = FakeBackend::beside_host(LAYER);
+        let worker = TestWorker::fake(&scratch(), backend, |raw| {
+            raw.host_memory = Some((room * LAYER).to_string());
+        });
+        let mut client = Client::connect(&worker, "c", 1).await;
+        client.prepare(order(&client, 0..2)).await.unwrap();
+        client.load().await.unwrap();
+        client.prepare_ahead(order(&client, ahead.clone())).await.unwrap();
+        match client.load_ahead().await {
+            Ok(_) => assert!(fits, "layers {ahead:?}, room for {room}"),
+            Err(refused) => {
+                assert!(!fits, "layers {ahead:?}, room for {room}: {refused}");
+                assert_eq!(refused.kind(), FailureKind::NoMemory, "{refused}");
+                assert!(refused.reason.contains("experts in the host's memory"), "{refused}");
+            }
+        }
+    }
 }

@@ -73,6 +73,7 @@ impl Cluster for JoinService {
             let why = "certificates are given only over TLS, and only to a key without one";
             return Err(Failure::refusal(FailureKind::Forbidden, why).into());
         };
+        let certifies_stages = pki.certifies_stages();
         let issued = tokio::task::spawn_blocking(move || {
             if !request.voucher.is_empty() {
                 return pki.enrol_stage(&key, &request.voucher);
@@ -99,6 +100,7 @@ impl Cluster for JoinService {
             authority: authority.to_vec().into(),
             renew_in_s: u32::try_from(renew_in.as_secs()).unwrap_or(u32::MAX),
             name,
+            certifies_stages,
         }))
     }
 }

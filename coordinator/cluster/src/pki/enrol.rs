@@ -36,6 +36,8 @@ pub struct Pki {
     /// `None` where certificates come from a foreign authority.
     authority: Option<Authority>,
     certificates_for: Duration,
+    /// Whether it certifies stages on their nodes' word.
+    certifies_stages: bool,
     /// The address that each node said last that it can be dialled at, and each stage of one: it says so every few seconds.
     seen: Mutex<HashMap<Seen, String>>,
 }
@@ -93,13 +95,26 @@ impl Pki {
     pub fn open(data_dir: &Path, certificates_for: Duration) -> Result<Self, PkiError> {
         let folder = Folder::within(data_dir);
         let authority = Some(authority::open(&folder)?);
-        Ok(Self { folder, authority, certificates_for, seen: Mutex::default() })
+        let seen = Mutex::default();
+        Ok(Self { folder, authority, certificates_for, certifies_stages: true, seen })
+    }
+
+    /// The same, where `certifies_stages` says whether stages of nodes get certificates. Releases before did not give them.
+    #[must_use]
+    pub fn with_stages(self, certifies_stages: bool) -> Self {
+        Self { certifies_stages, ..self }
+    }
+
+    /// Whether stages of nodes get certificates.
+    pub fn certifies_stages(&self) -> bool {
+        self.certifies_stages
     }
 
     /// The books of a data folder, where certificates come from a foreign authority.
     pub fn of_foreign(data_dir: &Path) -> Self {
         let (folder, seen) = (Folder::within(data_dir), Mutex::default());
-        Self { folder, authority: None, certificates_for: Duration::ZERO, seen }
+        let certificates_for = Duration::ZERO;
+        Self { folder, authority: None, certificates_for, certifies_stages: false, seen }
     }
 
     /// The folder of the cluster's files.
@@ -183,6 +198,10 @@ impl Pki {
     /// [`Refusal`].
     pub fn enrol_stage(&self, key: &PublicKey, voucher: &[u8]) -> Result<Issued, Refusal> {
         let authority = self.authority.as_ref().ok_or(Refusal::Foreign)?;
+        if !self.certifies_stages {
+            // As a release before says it, which does not know vouchers.
+            return Err(Refusal::Stranger);
+        }
         let now = unix_now();
         let Vouched { node, stage } = voucher::check(voucher, &key.id(), now)?;
         let mut roster = Roster::read(&self.folder, now)?;

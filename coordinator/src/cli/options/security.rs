@@ -44,6 +44,9 @@ pub struct ClusterArgs {
     /// How long the certificates of workers are valid; they are renewed after half of it
     #[arg(long, value_name = "TIME", default_value = CERTIFICATES_FOR, value_parser = units::duration)]
     cluster_cert_ttl: Duration,
+    /// Certify no stages of nodes, as releases before: for tests of upgrades
+    #[arg(long, hide = true)]
+    certify_no_stages: bool,
     #[command(flatten)]
     files: ClusterFiles,
 }
@@ -122,7 +125,8 @@ impl Security {
                 (pki, upkeep)
             }
             None => {
-                let pki = Arc::new(Pki::open(&folder, args.cluster_cert_ttl)?);
+                let pki = Pki::open(&folder, args.cluster_cert_ttl)?;
+                let pki = Arc::new(pki.with_stages(!args.certify_no_stages));
                 let upkeep = pki::credentials(&pki, &node_name())?;
                 (pki, upkeep)
             }

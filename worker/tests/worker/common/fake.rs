@@ -13,9 +13,10 @@ use brigade_engine::weights::TensorSource;
 use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
+use brigade_worker::backend::measure::Speeds;
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, Finished, KeptWeights, StageBackend, StageError, StageNeeds,
-    StageOutput, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, Finished, HostAbility, KeptWeights, StageBackend,
+    StageError, StageNeeds, StageOutput, StageRunner, StageShape,
 };
 
 pub const WIDTH: usize = 8;
@@ -42,6 +43,8 @@ pub struct FakeBackend {
     pub asked: AtomicUsize,
     /// Where stages compute; `None`: they have computed a ubatch when it is begun.
     device: Option<Arc<FakeDevice>>,
+    /// Bytes that each layer takes of the host's memory, beside stages that have memory of their own.
+    in_host: Option<u64>,
 }
 
 /// A device that computes beside the stage's thread, as fast as a test lets it.
@@ -88,6 +91,15 @@ impl FakeBackend {
         Arc::new(Self { device: Some(device), ..Self::of_width(WIDTH) })
     }
 
+    /// Stages with memory of their own, which have so many bytes of each layer in the host's.
+    pub fn beside_host(layer_bytes: u64) -> Arc<Self> {
+        let mut backend = Self { in_host: Some(layer_bytes), ..Self::of_width(WIDTH) };
+        let speeds = Speeds { gb_per_second: 1.0, gop_per_second: 1.0 };
+        backend.abilities.host =
+            Some(HostAbility { speeds, sent_gb_per_second: 0.0, experts_before: None });
+        Arc::new(backend)
+    }
+
     pub fn with_width(width: usize) -> Arc<Self> {
         Arc::new(Self::of_width(width))
     }
@@ -113,6 +125,7 @@ impl FakeBackend {
             load_gate: Arc::default(),
             asked: AtomicUsize::new(0),
             device: None,
+            in_host: None,
         }
     }
 }
@@ -130,6 +143,10 @@ impl StageBackend for FakeBackend {
         &self.abilities
     }
 
+    fn has_own_memory(&self) -> bool {
+        self.in_host.is_some()
+    }
+
     fn needs(&self, model: &Gguf, spec: &StageSpec) -> Result<StageNeeds, Failure> {
         let mut weight_bytes = 0;
         for name in layers(spec) {
@@ -137,7 +154,8 @@ impl StageBackend for FakeBackend {
         }
         let state_bytes = u64::from(spec.n_blocks) * PAGE_BYTES;
         let tensors = layers(spec).collect();
-        Ok(StageNeeds { tensors, weight_bytes, state_bytes, ..StageNeeds::default() })
+        let host_bytes = layers(spec).count() as u64 * self.in_host.unwrap_or(0);
+        Ok(StageNeeds { tensors, weight_bytes, host_bytes, state_bytes, ..StageNeeds::default() })
     }
 
     fn build(
