@@ -166,10 +166,9 @@ mod tests {
     use crate::events::RequestId;
     use crate::memory::namespace::Namespace;
     use crate::memory::prefix::kept::{NewKept, Origin, Prompt};
-    use crate::memory::prefix::place::Place;
     use crate::memory::prefix::tree::Space;
 
-    fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32], place: Place) -> KeptId {
+    fn add(pool: &mut KeptPool, owner: u64, tokens: &[u32]) -> KeptId {
         let space = Space::new(Namespace::of_owner(owner), &[]);
         pool.insert(NewKept {
             slot: SlotId(0),
@@ -177,7 +176,6 @@ mod tests {
             prompt: Prompt { tokens, space: &space },
             owner,
             origin: Origin::default(),
-            place,
             filled: true,
             pinned: false,
         })
@@ -190,7 +188,7 @@ mod tests {
     #[test]
     fn the_longest_unused_of_equals_goes_first_unless_it_is_pinned_or_wanted() {
         let mut pool = KeptPool::default();
-        let [first, second, third] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        let [first, second, third] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token]));
         pool.touch(first);
         for prefixes in [Prefixes::All, Prefixes::Whole] {
             assert_eq!(pool.next_for_pages(None, prefixes, |_| 1), Some(second));
@@ -209,7 +207,7 @@ mod tests {
     #[test]
     fn a_conversation_that_waits_for_a_tool_goes_last_for_a_while() {
         let mut pool = KeptPool::default();
-        let [calls, other, wanted] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        let [calls, other, wanted] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token]));
         pool.get_mut(calls).unwrap().request = Some(RequestId(7));
         pool.want([wanted].into());
         pool.linger(5_000_000, RequestId(7));
@@ -223,7 +221,7 @@ mod tests {
         pool.linger(5_000_000, RequestId(7));
         pool.touch(calls);
         pool.remove(wanted);
-        let newer = add(&mut pool, 0, &[4], Place::End);
+        let newer = add(&mut pool, 0, &[4]);
         assert_eq!(next(&pool), Some(calls), "its client came back");
         pool.remove(newer);
     }
@@ -232,22 +230,22 @@ mod tests {
     fn what_saves_little_beside_another_goes_before_what_is_older() {
         let mut pool = KeptPool::default();
         let long: Vec<u32> = (0..1000).collect();
-        let old = add(&mut pool, 0, &long[..500], Place::End);
-        let near = add(&mut pool, 0, &long[..510], Place::End);
+        let old = add(&mut pool, 0, &long[..500]);
+        let near = add(&mut pool, 0, &long[..510]);
         assert_eq!(next(&pool), Some(near), "10 rows of 510");
         // Without the one before it, all of them.
         pool.remove(old);
-        let other = add(&mut pool, 0, &[7; 100], Place::End);
+        let other = add(&mut pool, 0, &[7; 100]);
         assert_eq!(next(&pool), Some(other));
         // A state on the path of one prompt is worth less than one at a fork.
-        let on_way = add(&mut pool, 0, &[8; 900], Place::Distance);
-        add(&mut pool, 0, &[8; 2000], Place::End);
+        let on_way = add(&mut pool, 0, &[8; 900]);
+        add(&mut pool, 0, &[8; 2000]);
         pool.remove(other);
         pool.remove(near);
         assert_eq!(next(&pool), Some(on_way));
         let mut turned = [8; 1000];
         turned[900..].fill(9);
-        let turned = add(&mut pool, 0, &turned, Place::End);
+        let turned = add(&mut pool, 0, &turned);
         assert_eq!(next(&pool), Some(turned), "100 rows behind the place where ways part");
     }
 
@@ -255,8 +253,8 @@ mod tests {
     fn what_a_prompt_repeated_and_then_left_goes_before_what_is_older() {
         for prefixes in [Prefixes::All, Prefixes::Whole] {
             let mut pool = KeptPool::default();
-            let other = add(&mut pool, 0, &[7; 1000], Place::End);
-            let told = add(&mut pool, 0, &[8; 1000], Place::End);
+            let other = add(&mut pool, 0, &[7; 1000]);
+            let told = add(&mut pool, 0, &[8; 1000]);
             let goes = |pool: &KeptPool| pool.next_for_pages(None, prefixes, |_| 1);
             let space = Space::new(Namespace::of_owner(0), &[]);
             let leaves_at = |pool: &mut KeptPool, at: usize| {
@@ -275,7 +273,7 @@ mod tests {
             assert_eq!(goes(&pool), Some(other), "somebody went on there");
             // Two ways part there: a third one says nothing about them.
             let turned = [&[8; 900][..], &[9; 100]].concat();
-            let turned = add(&mut pool, 0, &turned, Place::End);
+            let turned = add(&mut pool, 0, &turned);
             leaves_at(&mut pool, 900);
             assert!(!pool.get(turned).is_some_and(|kept| kept.left), "the same once more");
             let third = [&[8; 900][..], &[5; 100]].concat();
@@ -287,7 +285,7 @@ mod tests {
     #[test]
     fn of_equals_the_one_goes_that_frees_most_pages() {
         let mut pool = KeptPool::default();
-        let [few, many, none] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token], Place::End));
+        let [few, many, none] = [1, 2, 3].map(|token| add(&mut pool, 0, &[token]));
         let own = |kept: &Kept| [1, 9, 0][kept.id.0 as usize];
         assert_eq!(pool.next_for_pages(None, Prefixes::Whole, own), Some(many));
         pool.remove(many);
@@ -299,8 +297,8 @@ mod tests {
     #[test]
     fn the_owner_that_has_most_gives_up_something() {
         let mut pool = KeptPool::default();
-        let old = add(&mut pool, 1, &[1; 10], Place::End);
-        let [_, theirs] = [2, 3].map(|token| add(&mut pool, 2, &[token; 900], Place::End));
+        let old = add(&mut pool, 1, &[1; 10]);
+        let [_, theirs] = [2, 3].map(|token| add(&mut pool, 2, &[token; 900]));
         let goes = pool.next_for_slot(None, Prefixes::Whole);
         assert!(goes.is_some_and(|id| id != old), "not that of who has less");
         pool.remove(theirs);
