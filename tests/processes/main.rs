@@ -19,7 +19,9 @@ use by_name::{names, names_bad, names_kept, names_lines, names_moves};
 use kept::{cached, hybrids, positions, prefixes, prefixes_apart, reuse, room, windows};
 use lines::{cuts, lora_line, weights, wire_types};
 use losses::{changed_files, failures, kept_layers, replay, restarts};
-use several_models::{crowds, fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled};
+use several_models::{
+    crowds, dropped_records, fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled,
+};
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         first_hour,
         first_words,
         crowds,
+        dropped_records,
         fleet,
         fleet_plan,
         fleet_pool,
