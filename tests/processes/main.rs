@@ -20,7 +20,8 @@ use kept::{cached, hybrids, positions, prefixes, prefixes_apart, reuse, room, wi
 use lines::{cuts, lora_line, weights, wire_types};
 use losses::{changed_files, failures, kept_layers, replay, restarts};
 use several_models::{
-    crowds, fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled, shared_cache,
+    crowds, dropped_records, fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled,
+    shared_cache,
 };
 
 fn main() -> ExitCode {
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         first_hour,
         first_words,
         crowds,
+        dropped_records,
         fleet,
         fleet_plan,
         fleet_pool,

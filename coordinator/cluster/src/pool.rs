@@ -165,6 +165,11 @@ impl Seat {
         self.loans.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// All workers of the pool that are connected, those of other lines too.
+    pub(crate) fn conns(&self) -> watch::Receiver<Arc<[Conn]>> {
+        locked(&self.state).conns()
+    }
+
     /// Tells the pool what the line lacks now; `None`: nothing.
     pub(crate) fn want(&self, want: Option<Want>) {
         locked(&self.state).want(self.id, want);

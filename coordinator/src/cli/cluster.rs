@@ -103,8 +103,8 @@ enum What {
     },
     /// Show the kept states of prompts, the largest of each API key; never texts
     Cache {
-        /// Drop the kept states of an API key, by its name, or of all: from memory, and from the records that the
-        /// line's workers have written
+        /// Drop the kept states of an API key, by its name, or of all: from the line's memory, and from the records that
+        /// all workers of the server have written
         #[arg(long, value_name = "OWNER|all")]
         drop: Option<String>,
     },

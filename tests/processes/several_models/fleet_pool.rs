@@ -34,9 +34,14 @@ impl Fleet {
 
     /// Joins `n` more workers of the same memory.
     fn join(&mut self, n: usize) {
+        self.join_with(n, &[]);
+    }
+
+    /// The same with more options.
+    pub fn join_with(&mut self, n: usize, more: &[&str]) {
         for _ in 0..n {
             let name = format!("w{}", self.workers.len());
-            let more = ["--memory", "1G", "--speed", "20,200"];
+            let more = [&["--memory", "1G", "--speed", "20,200"], more].concat();
             let args = self.cluster.worker_args(&name, Some(&self.token), &more);
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let worker = Running::start(&args, brigade_tests::secure::READY);
@@ -55,7 +60,7 @@ impl Fleet {
     }
 
     /// The workers on no line, as a model's line reports them.
-    fn spares(&self, model: &str) -> Vec<String> {
+    pub fn spares(&self, model: &str) -> Vec<String> {
         let status = self.status(model);
         let nodes = status["nodes"].as_array().unwrap().iter();
         let spare = nodes.filter(|node| node["state"] == "spare");

@@ -1,6 +1,7 @@
 //! Servers of several models, and nodes of several stages.
 
 pub mod crowds;
+pub mod dropped_records;
 pub mod fleet;
 pub mod fleet_plan;
 pub mod fleet_pool;

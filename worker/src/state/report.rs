@@ -79,17 +79,6 @@ impl Worker {
         self.inner().session.check_free_for(Instant::now(), coordinator_id)
     }
 
-    /// Checks that a coordinator holds the worker, in whatever epoch, or may take it now.
-    ///
-    /// # Errors
-    /// As [`Self::check_free_for`].
-    pub fn check_may_take(&self, coordinator_id: &str) -> Result<(), Failure> {
-        if self.is_owner(coordinator_id) {
-            return Ok(());
-        }
-        self.check_free_for(coordinator_id)
-    }
-
     /// Checks that a call is of the coordinator and the epoch that hold the worker.
     ///
     /// # Errors

@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::building::lane;
 use crate::building::load;
 use crate::building::place::{self, PlaceError, Placement};
 use crate::config::StageOptions;
-use crate::members::conn::{Conn, WorkerError};
+use crate::members::conn::{Conn, Present, WorkerError};
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::progress::Progress;
 use crate::reconcile::MemberId;
@@ -35,7 +35,7 @@ pub struct Order {
     /// All workers that are there, which may have weights.
     pub holders: Vec<Conn>,
     /// All workers that are there at any time, while the line is up too.
-    pub present: watch::Receiver<Arc<[Conn]>>,
+    pub present: Present,
     /// Receives reports of progress.
     pub events: mpsc::Sender<LineEvent>,
 }

@@ -26,7 +26,6 @@ use brigade_worker::host::host_id;
 use brigade_worker::weights::hashes::{HashError, file_hints};
 use bytes::Bytes;
 use thiserror::Error;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -34,7 +33,7 @@ use crate::building::demands;
 use crate::building::lane::LineEnds;
 use crate::building::remarks::{tell_kernels, tell_own_drafts};
 use crate::config::StageOptions;
-use crate::members::conn::{Conn, WorkerError};
+use crate::members::conn::{Conn, Present, WorkerError};
 use crate::members::facts::{self, worker_facts};
 use crate::members::lease::Lease;
 use crate::members::node_memory;
@@ -133,12 +132,8 @@ impl Placement {
     }
 
     /// The workers that have the states of the stage's sequences; `beside`: those of them that are not on the line;
-    /// `present`: all that are there.
-    pub fn state_access(
-        &self,
-        beside: Vec<Conn>,
-        present: watch::Receiver<Arc<[Conn]>>,
-    ) -> StageStates {
+    /// `present`: all that are connected to the server.
+    pub fn state_access(&self, beside: Vec<Conn>, present: Present) -> StageStates {
         StageStates {
             identity: self.identity.clone(),
             stages: self.stages.clone(),

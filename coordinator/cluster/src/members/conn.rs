@@ -24,6 +24,7 @@ use brigade_proto::net::{Connection, NetError, Network, speaks_http};
 use brigade_proto::{OLDEST_WIRE_VERSION, SOFTWARE, WIRE_VERSION};
 use bytes::Bytes;
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Status;
 
@@ -44,6 +45,9 @@ const RETIRE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long a worker may take to drop copies.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// Lists of workers that are connected, each as it is now; a worker may be in several.
+pub(crate) type Present = Vec<watch::Receiver<Arc<[Conn]>>>;
 
 /// Why a worker cannot be used, by what can be done about it.
 #[derive(Debug, Error)]

@@ -1,6 +1,7 @@
 //! The pool's state: workers, loans and wishes. Everything here is done under one lock, and nothing waits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use brigade_line::admin::{NodeState, NodeStatus};
@@ -119,6 +120,7 @@ pub struct State {
     named: Vec<Address>,
     departed: Departed,
     changes: watch::Sender<u64>,
+    connected: watch::Sender<Arc<[Conn]>>,
 }
 
 impl State {
@@ -131,7 +133,18 @@ impl State {
             named,
             departed: Departed::default(),
             changes: watch::channel(0).0,
+            connected: watch::channel(Arc::default()).0,
         }
+    }
+
+    /// All workers that are connected, lent ones too.
+    pub fn conns(&self) -> watch::Receiver<Arc<[Conn]>> {
+        self.connected.subscribe()
+    }
+
+    fn conns_changed(&self) {
+        let there = self.workers.values().filter_map(|worker| worker.conn.clone());
+        self.connected.send_replace(there.collect());
     }
 
     pub fn changes(&self) -> watch::Receiver<u64> {
@@ -189,6 +202,7 @@ impl State {
             worker.doubted_until.get_or_insert(now + DOUBT_FOR);
         }
         worker.conn = Some(conn);
+        self.conns_changed();
         self.changed(now);
         true
     }
@@ -213,6 +227,7 @@ impl State {
             tracing::info!(worker = conn.as_ref().map(Conn::name), why, "worker left the pool");
             self.workers.remove(&id);
         }
+        self.conns_changed();
     }
 
     // Lines come and go.

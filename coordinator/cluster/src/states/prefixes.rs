@@ -14,6 +14,7 @@ use brigade_engine::batch::SlotId;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_line::stages::prefix_names::{Key, Names};
 use brigade_line::stages::states::{From, PrefixChoice};
+use brigade_proto::address::Address;
 use brigade_proto::control::Feature;
 use brigade_proto::copies::{
     PrefixAt, PrefixFound, PrefixKeys, PrefixOwners, PrefixSave, PrefixesReply, PrefixesRequest,
@@ -314,7 +315,7 @@ impl StageStates {
         self.ask_all(|_| Ask::Forget(keys.clone())).await.map(drop)
     }
 
-    /// Drops the records of a realm whose owner is not among `owners`, on all workers that are connected.
+    /// Drops the records of a realm whose owner is not among `owners`, on all workers that are connected to the server.
     ///
     /// # Errors
     /// A worker did not do it.
@@ -326,16 +327,23 @@ impl StageStates {
         of_line.map(drop).and(of_others)
     }
 
-    /// Asks all workers that are connected, keep records and have no layers of this line.
+    /// Asks all workers that are connected to the server, keep records and have no layers of this line, those of other
+    /// models' lines too.
     async fn ask_others(&self, ask: &Ask) -> Result<(), String> {
-        let is_on_line =
-            |conn: &Conn| self.stages.iter().any(|stage| stage.conn.address() == conn.address());
         let keeps = |conn: &Conn| facts::knows(conn.capabilities(), Feature::Prefixes);
-        let present = self.present.borrow().clone();
+        let mut seen: Vec<Address> =
+            self.stages.iter().map(|stage| stage.conn.address().clone()).collect();
         let mut asked = JoinSet::new();
-        for conn in present.iter().filter(|conn| keeps(conn) && !is_on_line(conn)) {
-            let (states, conn, ask) = (self.clone(), conn.clone(), ask.clone());
-            asked.spawn(async move { states.ask(&conn, ask).await.map(drop) });
+        for list in &self.present {
+            let there = list.borrow().clone();
+            for conn in there.iter().filter(|conn| keeps(conn)) {
+                if seen.contains(conn.address()) {
+                    continue;
+                }
+                seen.push(conn.address().clone());
+                let (states, conn, ask) = (self.clone(), conn.clone(), ask.clone());
+                asked.spawn(async move { states.ask(&conn, ask).await.map(drop) });
+            }
         }
         let mut result = Ok(());
         while let Some(reply) = asked.join_next().await {

@@ -13,10 +13,10 @@ use brigade_proto::control::{
 };
 use brigade_proto::limits::CHUNK_BYTES;
 use bytes::Bytes;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 
-use crate::members::conn::{Conn, WorkerError};
+use crate::members::conn::{Conn, Present, WorkerError};
 use crate::members::placed_stage::{Identity, PlacedStage};
 
 /// Access to the states of a line's sequences, over its workers.
@@ -26,8 +26,8 @@ pub struct StageStates {
     pub(crate) stages: Vec<PlacedStage>,
     /// Workers beside the line that have states of layers that they had before.
     pub(crate) beside: Vec<Conn>,
-    /// All workers that are connected now, those of the line among them.
-    pub(crate) present: watch::Receiver<Arc<[Conn]>>,
+    /// All workers that are connected to the server now, those of the line and of other lines among them.
+    pub(crate) present: Present,
     /// Where copies of states go.
     pub(crate) checkpoint: Checkpoint,
     /// Whether values lose bits between workers.

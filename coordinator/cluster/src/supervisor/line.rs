@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{GiveUp, Line, Supervisor};
 use crate::building::build::{self, BuildError, Built};
 use crate::config::Patience;
-use crate::members::conn::{Conn, WorkerError};
+use crate::members::conn::{Conn, Present, WorkerError};
 use crate::members::member::{BROKE, BROKE_BADLY, Member};
 use crate::members::placed_stage::Identity;
 use crate::members::roll;
@@ -69,12 +69,18 @@ impl Supervisor {
             },
             before: self.before(),
             holders: self.all_conns(),
-            present: self.present.subscribe(),
+            present: self.present(),
             events: self.ends.events.clone(),
         };
         self.said.clear();
         self.line = Line::Building { who };
         self.building.spawn(build::build(order));
+    }
+
+    /// Lists of workers that are connected: its own, and those of the pool, which other lines may have.
+    fn present(&self) -> Present {
+        let of_pool = self.ends.seat.iter().map(|seat| seat.conns());
+        [self.present.subscribe()].into_iter().chain(of_pool).collect()
     }
 
     pub(super) async fn built(&mut self, built: Built) {

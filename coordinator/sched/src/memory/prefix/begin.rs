@@ -82,7 +82,6 @@ mod tests {
     use crate::events::{KeptId, Request, RequestId, Work};
     use crate::memory::pages::Holder;
     use crate::memory::prefix::kept::{NewKept, Origin};
-    use crate::memory::prefix::place::Place;
     use crate::sim;
     use crate::waiting::fair::Usage;
     use crate::{Event, SchedConfig, Scheduler};
@@ -123,7 +122,6 @@ mod tests {
             prompt: Prompt { tokens, space: &space },
             owner: 0,
             origin: Origin::default(),
-            place: Place::End,
             filled: true,
             pinned: false,
         })

@@ -93,7 +93,6 @@ mod tests {
     use super::*;
     use crate::memory::namespace::Namespace;
     use crate::memory::prefix::kept::{NewKept, Origin};
-    use crate::memory::prefix::place::Place;
     use crate::memory::prefix::tree::Space;
 
     /// Of whom all these conversations are.
@@ -108,9 +107,9 @@ mod tests {
             pool.remove(id);
         }
         let origin = Origin { conversation, ..Origin::default() };
-        let (slot, blocks, place) = (SlotId(0), vec![], Place::End);
+        let (slot, blocks) = (SlotId(0), vec![]);
         let (owner, filled, pinned) = (OWNER, true, false);
-        pool.insert(NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned })
+        pool.insert(NewKept { slot, blocks, prompt, owner, origin, filled, pinned })
     }
 
     fn next(pool: &KeptPool) -> Option<KeptId> {

@@ -8,7 +8,6 @@ use brigade_spec::Prefixes;
 use crate::events::{KeptId, Micros, RequestId};
 use crate::memory::prefix::PrefixCounts;
 use crate::memory::prefix::habits::{ConversationNo, Habits};
-use crate::memory::prefix::place::Place;
 use crate::memory::prefix::tree::{NodeId, Space, Stop, Tree, Walk};
 use crate::sequence::{Half, SeqNo};
 
@@ -51,7 +50,6 @@ pub(crate) struct Kept {
     pub request: Option<RequestId>,
     /// The running sequence that it was or is a copy of, or whose companion; `None` if it came from elsewhere.
     pub left_by: Option<SeqNo>,
-    pub place: Place,
     /// Whether the stages hold its state already.
     pub filled: bool,
     /// Whether the state is being read or filled on the stages, so that it must not be evicted.
@@ -94,7 +92,6 @@ pub(crate) struct NewKept<'a> {
     pub prompt: Prompt<'a>,
     pub owner: u64,
     pub origin: Origin,
-    pub place: Place,
     pub filled: bool,
     pub pinned: bool,
 }
@@ -208,7 +205,7 @@ impl KeptPool {
         self.next += 1;
         self.uses += 1;
         self.counts.kept += 1;
-        let NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned } = new;
+        let NewKept { slot, blocks, prompt, owner, origin, filled, pinned } = new;
         let Origin { request, left_by, conversation } = origin;
         let conversation = conversation.unwrap_or_else(|| self.new_conversation());
         let node = self.tree.insert(prompt.space, prompt.tokens, Holder::Kept(id));
@@ -221,7 +218,6 @@ impl KeptPool {
             owner,
             request,
             left_by,
-            place,
             filled,
             pinned,
             written: false,

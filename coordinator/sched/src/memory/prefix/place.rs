@@ -1,10 +1,8 @@
-//! Positions whose states are kept, and why.
+//! Positions in prompts whose states are kept, and why.
 
-/// Why there is a state at a position.
+/// Why there is to be a state at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A sequence ended there, or it came from elsewhere.
-    End,
     /// The last row of a prompt comes behind it.
     Prompt,
     /// Another prompt differs from there on.

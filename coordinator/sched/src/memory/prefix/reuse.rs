@@ -372,8 +372,8 @@ impl Line {
         let rest = tokens[has as usize..].to_vec();
         let filled = rest.is_empty();
         let origin = Origin { request, left_by: Some(no), conversation: sequence.conversation };
-        let (place, pinned) = (Place::End, false);
-        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
+        let pinned = false;
+        let new = NewKept { slot, blocks, prompt, owner, origin, filled, pinned };
         let id = self.kept.insert(new);
         if let Some(kept) = self.kept.get_mut(id) {
             kept.hits = hits;
@@ -446,8 +446,8 @@ impl Line {
         self.ops.push(SeqOp::Copy { src, dst: slot, len, blocks: copied, sampler: None, request });
         let conversation = sequence.conversation;
         let origin = Origin { request: None, left_by: Some(no), conversation };
-        let (place, filled, pinned) = (mark.place, true, false);
-        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
+        let (filled, pinned) = (true, false);
+        let new = NewKept { slot, blocks, prompt, owner, origin, filled, pinned };
         self.kept.insert(new);
     }
 
@@ -502,10 +502,10 @@ impl Line {
         self.ops.push(SeqOp::Open { slot, blocks: opened, sampler: None, request });
         self.ops.extend(SeqOp::adapt(slot, adapters));
         let prompt = Prompt { tokens: &tokens, space };
-        let (origin, place) = (Origin::default(), Place::End);
+        let origin = Origin::default();
         // It is pinned while its state is filled.
         let (filled, pinned) = (false, true);
-        let new = NewKept { slot, blocks, prompt, owner, origin, place, filled, pinned };
+        let new = NewKept { slot, blocks, prompt, owner, origin, filled, pinned };
         let id = self.kept.insert(new);
         Some(KeptInfo { id, slot, tokens })
     }

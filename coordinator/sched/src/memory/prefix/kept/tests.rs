@@ -16,7 +16,6 @@ fn add(pool: &mut KeptPool, space: &Space, tokens: &[u32]) -> KeptId {
         prompt: Prompt { tokens, space },
         owner: 7,
         origin: Origin::default(),
-        place: Place::End,
         filled: true,
         pinned: false,
     })
