@@ -63,6 +63,14 @@ fn each_repeated_field_has_its_cap() {
 }
 
 #[test]
+fn numbers_are_counted_and_not_their_bytes() {
+    // Each is two bytes, of which the first has no bit but the highest.
+    let tokens = |n: usize| field(2, &field(5, &field(3, &[0x80, 1].repeat(n))));
+    count_fields::<LaneFrame>(&tokens(MAX_ROWS as usize)).unwrap();
+    assert_eq!(over::<LaneFrame>(&tokens(MAX_ROWS as usize + 1)).0, "part.tokens count");
+}
+
+#[test]
 fn a_field_in_parts_is_counted_once_and_whole() {
     // Decoding joins the parts of a message that comes twice.
     let half = field(2, &field(4, &[]).repeat(MAX_OPS / 2 + 1));

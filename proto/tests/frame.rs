@@ -103,6 +103,16 @@ fn a_ubatch_of_ops_alone_has_an_empty_boundary() {
 }
 
 #[test]
+fn a_boundary_has_all_bytes_of_its_rows_and_no_more() {
+    for n_bytes in [0, 23, 25] {
+        let mut ubatch = full();
+        ubatch.boundary.as_mut().unwrap().data = vec![0; n_bytes].into();
+        let refused = check_ubatch(&ubatch, &LIMITS).unwrap_err().to_string();
+        assert!(refused.contains("boundary.data bytes"), "{n_bytes}: {refused}");
+    }
+}
+
+#[test]
 fn the_first_stage_takes_no_boundary() {
     let limits = FrameLimits { input_width: None, ..LIMITS };
     let ubatch = Ubatch { boundary: None, ..full() };

@@ -113,3 +113,17 @@ pub struct ClusterConfig {
     /// Settings of every stage.
     pub stage: StageOptions,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_for_several_machines_is_one_with_as_many_uses() {
+        let token = JoinHint::Token("brigade token create".to_owned());
+        assert_eq!(token.for_machines(1), "brigade token create");
+        assert_eq!(token.for_machines(3), "brigade token create --uses 3");
+        let join = JoinHint::Join("brigade worker".to_owned());
+        assert_eq!(join.for_machines(3), "brigade worker");
+    }
+}

@@ -159,6 +159,7 @@ mod tests {
         counts.add(Phase::Sending, 0, 300, begin);
         counts.add(Phase::Sending, 0, 100, begin);
         assert_eq!(counts.seen(begin).seconds_left, None);
+        assert_eq!(counts.seen(at(2)).seconds_left, None, "nothing has come in that time");
         counts.add(Phase::Sending, 100, 0, at(2));
         let seen = counts.seen(at(2));
         assert_eq!((seen.done_bytes, seen.total_bytes), (100, 400));

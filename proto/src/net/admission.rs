@@ -136,8 +136,8 @@ impl Caller {
     /// Counts bytes of a message that is not complete; false where that is over a cap.
     pub(super) fn hold(&self, nbytes: usize) -> bool {
         let (all, own) = (&self.0.door.held, &self.0.account.held);
-        let is_within = all.fetch_add(nbytes, Ordering::Relaxed) + nbytes <= MAX_STRANGER_BYTES
-            && own.load(Ordering::Relaxed) + nbytes <= MAX_PEER_BYTES;
+        let is_within = fits(all.fetch_add(nbytes, Ordering::Relaxed), nbytes, MAX_STRANGER_BYTES)
+            && fits(own.load(Ordering::Relaxed), nbytes, MAX_PEER_BYTES);
         if is_within {
             own.fetch_add(nbytes, Ordering::Relaxed);
         } else {
@@ -396,5 +396,22 @@ where
             let offer = self.offer.clone();
             self.handshakes.spawn(shake_hands(offer, socket, connection));
         }
+    }
+}
+
+/// Whether `more` bytes may be held beside those that are.
+fn fits(held: usize, more: usize, most: usize) -> bool {
+    held.saturating_add(more) <= most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_held_up_to_the_cap() {
+        let kib = 1 << 10;
+        assert!(fits(0, kib, kib) && fits(kib, kib, 2 * kib));
+        assert!(!fits(kib, 1, kib) && !fits(usize::MAX, 1, kib));
     }
 }

@@ -255,6 +255,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn answers_may_be_as_large_as_what_they_bring() {
+        assert_eq!(reply_bytes(RESULTS), MAX_FRAME_BYTES, "rows of logits");
+        assert_eq!([SNAPSHOT, FETCH, WEIGHTS].map(reply_bytes), [MAX_PIECE_BYTES; 3]);
+        assert_eq!([PREPARE, FIND, PREFIXES].map(reply_bytes), [MAX_CONTROL_BYTES; 3]);
+        assert_eq!([PUSH, KEEP, SETTLE].map(reply_bytes), [MAX_SMALL_BYTES; 3]);
+    }
+
+    #[test]
     fn what_is_no_base64_never_reaches_the_transport() {
         for good in ["", "AAAA", "CAYSAmhp", "QQ", "QQ=", "QQ==", "QUI", "QUI=", "+/9/"] {
             assert!(STANDARD.decode(good).is_ok(), "{good}");

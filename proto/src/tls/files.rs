@@ -109,3 +109,21 @@ impl Lock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_whole_or_refused() {
+        let path = std::env::temp_dir().join(format!("brigade-long-{}.txt", std::process::id()));
+        let read_one_of = |n_bytes: u64| {
+            fs::write(&path, vec![b'x'; n_bytes as usize]).unwrap();
+            read(&path)
+        };
+        assert_eq!(read_one_of(MAX_BYTES).unwrap().unwrap().len() as u64, MAX_BYTES);
+        let refused = read_one_of(MAX_BYTES + 1).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(refused.contains(&format!("more than {MAX_BYTES} bytes")), "{refused}");
+    }
+}

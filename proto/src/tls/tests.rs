@@ -70,6 +70,18 @@ fn tokens_come_back_and_nothing_else_is_one() {
 }
 
 #[test]
+fn hashes_are_equal_in_all_bytes_or_not_at_all() {
+    let hash = token::hash_secret(b"secret");
+    assert!(token::equal_hashes(&hash, &hash.clone()));
+    // In one byte, and in two by the same bits.
+    for changed in [&[0][..], &[31], &[3, 17]] {
+        let mut other = hash;
+        changed.iter().for_each(|i| other[*i] ^= 1);
+        assert!(!token::equal_hashes(&hash, &other), "{changed:?}");
+    }
+}
+
+#[test]
 fn names_of_nodes() {
     for good in ["a", "lab", "gpu-1.rack2", &"x".repeat(63)] {
         assert!(check_name(good).is_ok(), "{good}");
@@ -106,6 +118,8 @@ fn a_certificate_is_good_for_its_time_and_what_clocks_may_differ() {
     }
     let early = at(begin - CLOCK_SKEW_S - 1).unwrap_err();
     assert_eq!(early, Refused::NotYet { now: begin - CLOCK_SKEW_S - 1, not_before: begin });
+    let until = CLOCK_SKEW_S + 1;
+    assert!(early.to_string().contains(&format!("begins in {until} s")), "{early}");
     let late = at(end + CLOCK_SKEW_S + 1).unwrap_err();
     assert_eq!(late, Refused::Expired { now: end + CLOCK_SKEW_S + 1, not_after: end });
     assert!(late.to_string().contains("expired 301 s ago"), "{late}");

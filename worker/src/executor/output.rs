@@ -146,3 +146,30 @@ fn broken(lane: &LaneRun, why: &str) -> Failure {
     let reason = format!("stage {}: {why}", lane.stage);
     Failure::new(FailureKind::Compute, lane.stage, reason)
 }
+
+#[cfg(test)]
+mod tests {
+    use brigade_engine::batch::{SampledToken, SlotId};
+
+    use super::*;
+
+    #[test]
+    fn a_ubatch_has_one_last_frame_behind_its_rows() {
+        let row = |value| RowOutput { slot: SlotId(0), pos: 0, value, mask_us: 0 };
+        let token = || row(RowValue::Sampled(SampledToken::default()));
+        let logits = || row(RowValue::Logits(vec![0.0]));
+        for (rows, in_frames) in [
+            (vec![], vec![0]),
+            (vec![token(), token()], vec![2]),
+            (vec![token(), logits(), token()], vec![1, 1, 1]),
+            (vec![logits()], vec![1, 0]),
+        ] {
+            let frames = result_frames(pb::Ubatch::default(), rows);
+            let n_rows: Vec<usize> = frames.iter().map(|frame| frame.rows.len()).collect();
+            assert_eq!(n_rows, in_frames);
+            let last: Vec<bool> = frames.iter().map(|frame| frame.last).collect();
+            assert_eq!(last.iter().filter(|last| **last).count(), 1, "{last:?}");
+            assert_eq!(last.last(), Some(&true));
+        }
+    }
+}

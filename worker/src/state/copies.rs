@@ -176,8 +176,7 @@ impl Worker {
         may: impl FnOnce(KeyId) -> bool,
     ) -> Result<CancellationToken, Failure> {
         let inner = self.inner();
-        let has_part = inner.order.is_some() || inner.beside.is_some();
-        if has_part && !is_named(who, may) {
+        if !may_touch(inner.order.is_some(), inner.beside.is_some(), is_named(who, may)) {
             let why = format!(
                 "{who} may not read or write the copies on this worker: it is not part of its line"
             );
@@ -388,5 +387,25 @@ fn found_of(name: usize, whole: Whole) -> Found {
         positions: whole.positions.iter().map(|(len, _)| *len).collect(),
         marks: marks.into(),
         ..Found::default()
+    }
+}
+
+/// Whether a caller may read or write the copies here, of a worker with layers, beside a line, or without a part in one. To the
+/// last one nobody speaks in its epoch.
+fn may_touch(has_layers: bool, is_beside: bool, is_named: bool) -> bool {
+    is_named || !(has_layers || is_beside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_on_the_line_touches_its_copies() {
+        for (has_layers, is_beside) in [(true, false), (false, true), (true, true)] {
+            assert!(may_touch(has_layers, is_beside, true));
+            assert!(!may_touch(has_layers, is_beside, false), "{has_layers} {is_beside}");
+        }
+        assert!(may_touch(false, false, false));
     }
 }

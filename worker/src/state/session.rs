@@ -329,6 +329,14 @@ mod tests {
     }
 
     #[test]
+    fn a_coordinator_has_a_name_and_no_long_one() {
+        let (session, t0) = (Session::default(), Instant::now());
+        let check = |n_bytes| session.check_free_for(t0, &"x".repeat(n_bytes));
+        assert!(check(1).is_ok() && check(MAX_NAME_BYTES).is_ok());
+        assert_eq!([0, MAX_NAME_BYTES + 1].map(|n| kind(check(n))), [FailureKind::BadMessage; 2]);
+    }
+
+    #[test]
     fn looking_does_not_renew_a_lease() {
         let (mut session, t0) = (Session::default(), Instant::now());
         session.prepare(t0, "a", 1).unwrap();

@@ -242,6 +242,9 @@ async fn a_busy_worker_names_its_holder_and_serves_the_next_after_unload() {
     assert_eq!(failure.kind(), FailureKind::Busy);
     assert!(failure.reason.contains("coordinator first holds this worker"), "{failure}");
     assert_eq!(kind(second.unload().await), FailureKind::Busy);
+    let fetch = FetchRequest { epoch: 6, coordinator_id: "second".into(), ..Default::default() };
+    let status = second.control.fetch_tensors(fetch).await.unwrap_err();
+    assert_eq!(Failure::from_status(&status).kind(), FailureKind::Busy, "{status}");
     first.unload().await.unwrap();
     let idle = first.health().await;
     assert_eq!((idle.phase(), idle.weight_bytes, idle.state_bytes), (Phase::Idle, 0, 0));

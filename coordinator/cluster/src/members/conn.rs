@@ -352,7 +352,9 @@ impl Conn {
             match self.health(epoch).await {
                 Ok(reply) => {
                     missed = 0;
-                    if let Some(error) = self.ended(epoch, &reply) {
+                    if let Some(error) =
+                        ended(&self.name, self.capabilities.instance, epoch, &reply)
+                    {
                         return error;
                     }
                     if let Some(error) = seen(&reply) {
@@ -391,27 +393,6 @@ impl Conn {
     fn health_request(&self, epoch: u64) -> HealthRequest {
         let (coordinator_id, revoked) = (self.coordinator_id.clone(), self.reach.revoked().into());
         HealthRequest { epoch, coordinator_id, revoked }
-    }
-
-    fn ended(&self, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
-        let worker = self.name.clone();
-        // An older release names no instance, so it differs from one that does.
-        if reply.instance != self.capabilities.instance {
-            // The new process knows nothing that was agreed with the old one, such as that it takes no layers.
-            let reason = "its process was started anew".to_owned();
-            return Some(WorkerError::Lost { worker, reason });
-        }
-        if epoch == 0 {
-            return None;
-        }
-        if reply.epoch != epoch {
-            let reason = format!("it left epoch {epoch} for {}", reply.epoch);
-            return Some(WorkerError::Lost { worker, reason });
-        }
-        if reply.phase() == Phase::Failed {
-            return Some(WorkerError::StageFailed { worker, reason: reply.failure.clone() });
-        }
-        None
     }
 
     /// Gives it a place without layers beside the line of `epoch`, whose workers have these keys.
@@ -459,6 +440,54 @@ impl Conn {
                 worker = self.name,
                 "a worker does not answer the request to unload its stage"
             ),
+        }
+    }
+}
+
+/// Why an answer to a heartbeat says that a worker is lost to the line of `epoch` (0: to none); `instance` is the process that
+/// joined.
+fn ended(worker: &str, instance: u64, epoch: u64, reply: &HealthReply) -> Option<WorkerError> {
+    let worker = worker.to_owned();
+    // An older release names no instance, so it differs from one that does.
+    if reply.instance != instance {
+        // The new process knows nothing that was agreed with the old one, such as that it takes no layers.
+        let reason = "its process was started anew".to_owned();
+        return Some(WorkerError::Lost { worker, reason });
+    }
+    if epoch == 0 {
+        return None;
+    }
+    if reply.epoch != epoch {
+        let reason = format!("it left epoch {epoch} for {}", reply.epoch);
+        return Some(WorkerError::Lost { worker, reason });
+    }
+    if reply.phase() == Phase::Failed {
+        return Some(WorkerError::StageFailed { worker, reason: reply.failure.clone() });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_lost_with_its_process_its_epoch_or_its_stage() {
+        let reply = |instance, epoch, phase: Phase| {
+            let phase = phase.into();
+            HealthReply { instance, epoch, phase, ..HealthReply::default() }
+        };
+        let of = |epoch, reply| ended("lab", 7, epoch, &reply).map(|error| error.to_string());
+        assert_eq!(of(3, reply(7, 3, Phase::Ready)), None);
+        assert_eq!(of(0, reply(7, 2, Phase::Failed)), None, "it belongs to no line");
+        for (epoch, reply, why) in [
+            (0, reply(8, 0, Phase::Ready), "started anew"),
+            (3, reply(8, 3, Phase::Ready), "started anew"),
+            (3, reply(7, 4, Phase::Ready), "left epoch 3 for 4"),
+            (3, reply(7, 3, Phase::Failed), "lab"),
+        ] {
+            let said = of(epoch, reply).unwrap_or_default();
+            assert!(said.contains(why), "{why}: {said}");
         }
     }
 }

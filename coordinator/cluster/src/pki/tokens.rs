@@ -163,3 +163,17 @@ fn read(folder: &Folder, now: u64) -> Result<Tokens, TlsError> {
     all.tokens.retain(|record| now <= record.expires.saturating_add(REMEMBERED_FOR.as_secs()));
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_good_until_its_last_second_is_over() {
+        let secret_sha256 = hex(&hash_secret(b"secret"));
+        let record = Record { id: "a".into(), secret_sha256, expires: 100, uses_left: 1 };
+        let mut tokens = Tokens { tokens: vec![record] };
+        let mut at = |now| tokens.usable(now, "a", b"secret").err();
+        assert_eq!([100, 101].map(&mut at), [None, Some(BadToken::Expired)]);
+    }
+}

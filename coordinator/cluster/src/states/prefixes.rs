@@ -415,6 +415,15 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_one_worker_are_counted_by_the_record_that_has_them() {
+        let large = Here { page_bytes: 1000, ..at(0, 2..4, 2, &[]) };
+        let stage = 0..4;
+        let here = [at(0, 0..2, 2, &[]), large];
+        let choice = choose(std::slice::from_ref(&stage), &here, 200).unwrap();
+        assert_eq!(choice.nbytes, 110 + 1010);
+    }
+
+    #[test]
     fn a_line_stands_for_all_layers_before_it_and_for_cuts_that_lose_bits() {
         let print = |n: u8| [n; HASH_BYTES];
         let kind = |n: u8| Bytes::from(vec![n; 32]);

@@ -49,12 +49,7 @@ impl Supervisor {
         let mut there: Vec<_> = self.members.iter().map(|(id, m)| self.node(*id, m, now)).collect();
         there.sort_by_key(|node| node.stage.unwrap_or(usize::MAX));
         there.extend(self.ends.seat.iter().flat_map(|seat| seat.spares()));
-        let is_back = |left: &Left| {
-            let same = |node: &NodeStatus| {
-                (node.key.is_some() && node.key == left.key) || node.address == left.address
-            };
-            there.iter().any(same)
-        };
+        let is_back = |left: &Left| there.iter().any(|node| is_same(node, left));
         let gone = self.departed.left().filter(|left| !is_back(left));
         let gone: Vec<_> = gone.map(|left| of_left(left, now)).collect();
         there.into_iter().chain(gone).collect()
@@ -142,5 +137,33 @@ fn of_left(left: &Left, now: Instant) -> NodeStatus {
         lost_seconds_ago: Some(now.saturating_duration_since(left.at).as_secs()),
         why: Some(left.why.clone()),
         ..NodeStatus::default()
+    }
+}
+
+/// Whether a machine is one that had left: it has the same key or address.
+fn is_same(node: &NodeStatus, left: &Left) -> bool {
+    (node.key.is_some() && node.key == left.key) || node.address == left.address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_back_by_its_key_or_its_address() {
+        let left = |key: Option<&str>| Left {
+            name: "attic".to_owned(),
+            address: "attic:1".to_owned(),
+            key: key.map(str::to_owned),
+            at: Instant::now(),
+            why: "it is gone".to_owned(),
+        };
+        let is_back = |address: &str, key: Option<&str>, of: Option<&str>| {
+            let (address, key) = (address.to_owned(), key.map(str::to_owned));
+            is_same(&NodeStatus { address, key, ..NodeStatus::default() }, &left(of))
+        };
+        assert!(is_back("attic:1", None, None) && is_back("attic:1", Some("b"), Some("a")));
+        assert!(is_back("lab:1", Some("a"), Some("a")));
+        assert!(!is_back("lab:1", Some("b"), Some("a")) && !is_back("lab:1", None, None));
     }
 }

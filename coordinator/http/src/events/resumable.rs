@@ -192,7 +192,7 @@ impl Streams {
             }
             let late = |stream: &Arc<Stream>| {
                 let kept = stream.kept();
-                kept.readers == 0 && kept.left.elapsed() >= KEPT_FOR
+                is_late(kept.readers, kept.left.elapsed())
             };
             let gone: Vec<_> = self.streams().values().filter(|s| late(s)).cloned().collect();
             gone.into_iter().for_each(|stream| self.remove(&stream));
@@ -382,9 +382,21 @@ pub(crate) fn position(headers: &HeaderMap) -> Result<Option<Position>, ApiError
     position.map(Some).ok_or_else(|| ApiError::bad_request(message))
 }
 
+/// Whether a stream goes that has so many readers, and has had none for so long.
+fn is_late(n_readers: usize, left_for: Duration) -> bool {
+    n_readers == 0 && left_for >= KEPT_FOR
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stream_waits_for_its_reader_for_a_while() {
+        let nearly = KEPT_FOR - Duration::from_millis(1);
+        assert!(!is_late(0, Duration::ZERO) && !is_late(0, nearly) && is_late(0, KEPT_FOR));
+        assert!(!is_late(1, 2 * KEPT_FOR));
+    }
 
     fn opened(id: usize, owner: u64) -> Opened {
         Opened {

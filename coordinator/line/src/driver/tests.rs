@@ -1,13 +1,15 @@
 //! The driver with a mock line.
 
+use brigade_engine::batch::SampledToken;
 use brigade_proto::pipeline::{self as pb, LaneFrame, ResultFrame, lane_frame, row_result, seq_op};
 use brigade_sched::LineSpec;
 use brigade_spec::Prefixes;
 use tokio::sync::{oneshot, watch};
 
 use super::*;
-use crate::handle::{Counts, LineInfo, SeqEvent};
+use crate::handle::{Counts, LineInfo, Past, SeqEvent};
 use crate::health::Loading;
+use crate::journal::{Bounds, Journal, Opened};
 use crate::request::{Drawing, Limits};
 use crate::stages::open_line::Moved;
 
@@ -63,6 +65,15 @@ fn submit(driver: &mut Driver, id: u64) -> mpsc::Receiver<SeqEvent> {
 }
 
 fn submit_counting(driver: &mut Driver, id: u64, counts: Arc<Counts>) -> mpsc::Receiver<SeqEvent> {
+    submit_going_on(driver, id, counts, None)
+}
+
+fn submit_going_on(
+    driver: &mut Driver,
+    id: u64,
+    counts: Arc<Counts>,
+    past: Option<Past>,
+) -> mpsc::Receiver<SeqEvent> {
     let limits =
         Limits { n_ctx: SPEC.max_positions, n_vocab: N_VOCAB, answer: 1024, encoder: None };
     let drawing = Drawing { max_tokens: Some(20), ..Drawing::default() };
@@ -70,7 +81,7 @@ fn submit_counting(driver: &mut Driver, id: u64, counts: Arc<Counts>) -> mpsc::R
     let (events, receiver) = mpsc::channel(request.max_events());
     let (verdict, _) = oneshot::channel();
     let id = RequestId(id);
-    driver.submit(Submission { id, request, events, verdict, counts, past: None });
+    driver.submit(Submission { id, request, events, verdict, counts, past });
     receiver
 }
 
@@ -159,6 +170,38 @@ async fn a_stream_that_goes_on_where_other_bits_are_computed_says_so() {
         let tokens = std::iter::from_fn(|| events.try_recv().ok()).count();
         assert_eq!((tokens, counts.has_changed_numerics()), (2, changed));
     }
+}
+
+#[tokio::test]
+async fn a_sequence_of_a_coordinator_before_this_one_tells_all_of_its_tokens_again() {
+    let folder = std::env::temp_dir().join(format!("brigade-goes-on-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (journal, _) = Journal::open(&folder, "m", Bounds { n_vocab: N_VOCAB }).unwrap();
+    let opened = Opened {
+        id: "a".into(),
+        path: "/v1/completions".into(),
+        owner: None,
+        label: "r".into(),
+        created: 0,
+        seed: 0,
+        prompts: vec![vec![1, 2, 3]],
+        companion: None,
+        sequences: 1,
+        body: String::new(),
+    };
+    let recorder = journal.begin(opened, false).unwrap().recorder(0);
+    let drawn = [5, 6, 7].map(|id| SampledToken { id, ..SampledToken::default() });
+    let past = Past { recorder, drawn: Some(drawn.to_vec()), numerics: None };
+    let (mut driver, mut frames) = driver();
+    let mut told = submit_going_on(&mut driver, 1, Arc::default(), Some(past));
+    let mut ids = Vec::new();
+    while let Ok(SeqEvent::Token(token)) = told.try_recv() {
+        ids.push(token.id);
+    }
+    assert_eq!(ids, [5, 6, 7]);
+    let parts: Vec<_> = sent(&mut frames).into_iter().flat_map(|ubatch| ubatch.parts).collect();
+    assert_eq!(parts[0].tokens, [1, 2, 3, 5, 6, 7], "they are computed as a prompt");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 fn loading(total_bytes: u64) -> LineEvent {

@@ -158,7 +158,9 @@ pub(crate) fn begin_restore(
 mod tests {
     use std::collections::VecDeque;
 
-    use brigade_engine::batch::{RowOutput, RowValue, SampledToken, SamplerSetup, SlotId, UBatch};
+    use brigade_engine::batch::{
+        RowOutput, RowValue, SampledToken, SamplerSetup, SlotId, UBatch, Want,
+    };
 
     use super::*;
     use crate::{Event, Request, Results, StageTime, Work};
@@ -235,9 +237,8 @@ mod tests {
         [named, taken]
     }
 
-    /// Positions at which a recurrent sequence is copied: of a prompt of 20 tokens the line is lost after `n` more.
-    fn copied_at(n: u32) -> Vec<u32> {
-        let config = SchedConfig { checkpoint_every: Some(1000), ..SchedConfig::default() };
+    /// Positions at which a recurrent sequence is copied: of a prompt of 20 tokens the line is lost after `n` ubatches more.
+    fn copied_at(config: SchedConfig, n: u32) -> Vec<u32> {
         let mut scheduler = Scheduler::new(config);
         let line = LineSpec {
             n_stages: 1,
@@ -266,7 +267,8 @@ mod tests {
                 };
                 copied.extend(ubatch.ops.iter().filter_map(at));
                 drawn += u32::from(!ubatch.parts.is_empty());
-                let rows = ubatch.parts.iter().map(|part| {
+                let wanted = ubatch.parts.iter().filter(|part| part.want == Want::Sample);
+                let rows = wanted.map(|part| {
                     let pos = part.pos + part.tokens.len() as u32 - 1;
                     let token = SampledToken { id: 7, ..SampledToken::default() };
                     RowOutput { slot: part.slot, pos, value: RowValue::Sampled(token), mask_us: 0 }
@@ -291,8 +293,17 @@ mod tests {
 
     #[test]
     fn what_was_computed_again_is_copied_as_soon_as_it_is_there() {
-        assert_eq!(copied_at(1000), [0; 0], "there is nothing to fear");
-        assert_eq!(copied_at(10), [30], "the prompt and what was drawn");
+        let config = SchedConfig { checkpoint_every: Some(1000), ..SchedConfig::default() };
+        assert_eq!(copied_at(config.clone(), 1000), [0; 0], "there is nothing to fear");
+        assert_eq!(copied_at(config, 10), [30], "the prompt and what was drawn");
+    }
+
+    #[test]
+    fn copies_of_a_prompt_are_further_apart_than_those_of_an_answer() {
+        let (checkpoint_every, prefill_rows) = (Some(2), Some(2));
+        let config = SchedConfig { checkpoint_every, prefill_rows, ..SchedConfig::default() };
+        let copied = copied_at(config, 1000);
+        assert_eq!(copied[..5], [8, 16, 20, 22, 24], "{copied:?}");
     }
 
     #[test]

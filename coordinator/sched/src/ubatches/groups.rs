@@ -250,6 +250,15 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_whole_tiles_stand_beside_as_many_even_ones() {
+        let times = times(2, 0.0, &[1, 2, 4], |rows| 1_000.0 + f64::from(rows));
+        let (spec, config) = (roomy(2), SchedConfig::default());
+        let rounds = Sizing { times: &times, spec: &spec, config: &config }.rounds(9, 4, 2);
+        let groups: Vec<_> = rounds.iter().map(|r| (r.groups.count, r.groups.rows)).collect();
+        assert_eq!(groups, [(1, 9), (2, 5), (3, 3), (3, 4)]);
+    }
+
+    #[test]
     fn waiting_is_that_of_simulated_rings() {
         // Standard deviation, groups beyond the stages, loss found by simulation of uniform times.
         let found = [

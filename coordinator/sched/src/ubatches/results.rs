@@ -258,3 +258,65 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use brigade_engine::batch::{RowOutput, SamplerSetup, SlotId, UBatch};
+
+    use super::*;
+    use crate::{Event, Request, SchedConfig, sim};
+
+    fn request(owner: u64) -> Request {
+        let (max_tokens, stop_tokens) = (9, [].into());
+        let sampler = Arc::new(SamplerSetup::default());
+        let work = Work::Generate { max_tokens, sure: max_tokens, sampler, stop_tokens };
+        let share = Share { owner, ..Share::default() };
+        Request { share, ..Request::new(RequestId(owner), vec![owner as u32; 4], work) }
+    }
+
+    /// Returns a ubatch with a token for each part; the mask of slot `slow` took a second.
+    fn done(ubatch: &UBatch, slow: Option<SlotId>) -> Event {
+        let rows = ubatch.parts.iter().map(|part| {
+            let pos = part.pos + part.tokens.len() as u32 - 1;
+            let value = RowValue::Sampled(SampledToken { id: 7, ..SampledToken::default() });
+            let mask_us = if slow == Some(part.slot) { 1_000_000 } else { 0 };
+            RowOutput { slot: part.slot, pos, value, mask_us }
+        });
+        let stage = StageTime { compute_us: 1_000, ..StageTime::default() };
+        let (rows, done) = (rows.collect(), Some(vec![stage]));
+        Event::Results(Results { epoch: 1, ubatch: ubatch.id, rows, done })
+    }
+
+    #[test]
+    fn each_mask_is_charged_to_the_owner_of_its_row() {
+        let mut scheduler = Scheduler::new(SchedConfig::default());
+        scheduler.step(0, Event::LineUp { epoch: 1, line: sim::roomy(1) });
+        // They get the slots 0 and 1, and draw in one ubatch at last.
+        let mut events: VecDeque<Event> = [1, 2].map(|owner| Event::Submit(request(owner))).into();
+        let mut both = None;
+        while let Some(event) = events.pop_front() {
+            for action in scheduler.step(0, event) {
+                match action {
+                    Action::Send(ubatch) if ubatch.parts.len() == 2 => both = Some(ubatch),
+                    Action::Send(ubatch) => events.push_back(done(&ubatch, None)),
+                    _ => {}
+                }
+            }
+        }
+        let both = both.unwrap();
+        let share = |owner| Share { owner, ..Share::default() };
+        let ranks = |scheduler: &Scheduler| {
+            [1, 2].map(|owner| scheduler.live.owners.rank_for_rows(share(owner)).0)
+        };
+        let before = ranks(&scheduler);
+        // Only the mask of the second row takes long.
+        let slow = both.parts[1].slot;
+        scheduler.step(0, done(&both, Some(slow)));
+        let after = ranks(&scheduler);
+        let more = [after[0] - before[0], after[1] - before[1]];
+        let (own, other) = (slow.0 as usize, 1 - slow.0 as usize);
+        assert!(more[own] > 10 * more[other].max(1), "{more:?}, slot {}", slow.0);
+    }
+}

@@ -163,3 +163,24 @@ fn stop_reason(finish: FinishWord, end: &End) -> &'static str {
         FinishWord::Stop => "end_turn",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_the_kinds_of_that_api() {
+        for (error, kind) in [
+            (ApiError::unauthorized("no key"), "authentication_error"),
+            (ApiError::forbidden("admin_key", "not this key"), "permission_error"),
+            (ApiError::not_found("no such model"), "not_found_error"),
+            (ApiError::too_large(1), "request_too_large"),
+            (ApiError::rate_limited("later", 1), "rate_limit_error"),
+            (ApiError::unavailable("no line"), "overloaded_error"),
+            (ApiError::bad_request("no JSON"), "invalid_request_error"),
+            (ApiError::server("broken"), "api_error"),
+        ] {
+            assert_eq!(error_body(&error)["error"]["type"], kind, "{}", error.status());
+        }
+    }
+}

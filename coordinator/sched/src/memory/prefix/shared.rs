@@ -96,3 +96,35 @@ impl Line {
         self.kept.readers(prompt).into_iter().filter_map(until).max()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use brigade_engine::batch::SamplerSetup;
+
+    use super::*;
+    use crate::events::{RequestId, StageTime, Work};
+    use crate::{SchedConfig, sim};
+
+    #[test]
+    fn nobody_waits_much_longer_than_it_would_compute_alone() {
+        let mut line = Line::new(1, sim::roomy(1), &SchedConfig::default(), 0, &[]);
+        let mut live = Live::default();
+        let (max_tokens, stop_tokens) = (64, [].into());
+        let sampler = Arc::new(SamplerSetup::default());
+        let work = Work::Generate { max_tokens, sure: max_tokens, sampler, stop_tokens };
+        let request = Request::new(RequestId(1), vec![3; 256], work);
+        let sequence = line.admit(&live, Pending::new(request));
+        let reader = live.insert(sequence);
+        let hold = Hold { reader, until: 128, begin: 0, since: 1_000 };
+        let long = 3_600_000_000;
+        assert!(line.lasts(long, &live, &hold), "nothing is known of the line's speed");
+        let stage = StageTime { compute_us: 1_000, ..StageTime::default() };
+        for rows in [1, 16, 64].repeat(20) {
+            Arc::make_mut(&mut line.times).observe(rows, 1_000, &[stage]);
+        }
+        assert!(line.lasts(1_000, &live, &hold));
+        assert!(!line.lasts(long, &live, &hold), "a whole hour for 128 rows");
+    }
+}

@@ -152,3 +152,31 @@ fn a_panic_reaches_the_caller_and_the_threads_go_on() {
         same_bits("afterwards", &case.at_once(&compute, &|_| {}), &case.by_steps(&compute));
     }
 }
+
+#[test]
+fn experts_that_would_write_the_same_row_are_refused() {
+    let compute = compute(all_tables()[0], OTHERS_THREADS);
+    let (name, counts, x) = (String::new(), vec![1, 1], vec![0.5; 2 * WIDTH]);
+    let case = Case { name, counts, x, ty: GgmlType::Q8_0, is_gated: false };
+    let experts = case.experts(&compute);
+    let is_refused = |second: Range<usize>| {
+        let run = |(expert, pairs): (usize, Range<usize>)| {
+            let Expert { up, down, .. } = &experts[expert];
+            let (up, down) = (up.on_host(), down.on_host());
+            ExpertRun { rows: pairs.clone(), pairs, up, gate: None, down }
+        };
+        let runs: Vec<_> = [0..1, second].into_iter().enumerate().map(run).collect();
+        let (mut up, mut out) = (vec![0.0; 2 * N_FF], vec![0.0; 2 * WIDTH]);
+        let forms = Derived::default();
+        let job = ExpertsJob {
+            x: ActRows::new(&case.x, WIDTH, &forms),
+            runs: &runs,
+            between: &|_, gate, up| activate(&compute, gate, up),
+            up: &mut up,
+            gate: &mut [],
+            out: &mut out,
+        };
+        catch_unwind(AssertUnwindSafe(|| compute.run_experts(job))).is_err()
+    };
+    assert!(!is_refused(1..2) && is_refused(0..1));
+}
