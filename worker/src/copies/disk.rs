@@ -542,7 +542,7 @@ mod tests {
         assert_eq!([2, 3].map(|name| has(&third, name)), [true, false]);
         assert!((2000..3000).contains(&used(&third)));
         // A number that a killed process left wrong is measured again when it matters.
-        fs::write(dir.join("bytes"), 10_000u64.to_le_bytes()).unwrap();
+        fs::write(dir.with_extension("bytes"), 10_000u64.to_le_bytes()).unwrap();
         assert!(second.write(&page_of(4, 4000)).unwrap() > 4000);
         assert!((6000..7500).contains(&used(&third)));
         fs::remove_dir_all(dir).unwrap();

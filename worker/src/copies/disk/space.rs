@@ -1,6 +1,6 @@
 //! How much copies may take of a disk: one limit for all workers that share the folder, such as the stages of a node.
 //!
-//! A file beside the copies has the number of bytes that all of them take. Who writes adds to it before, and nobody exceeds
+//! A file beside the folder has the number of bytes that all of them take. Who writes adds to it before, and nobody exceeds
 //! the limit so, however many write. The number is measured again when a worker opens the folder, and where no room is left. So
 //! what a process has added that was killed, or removed, does not stay in it or out of it.
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The file with the number.
+/// Ends the name of the file with the number; the folder itself has sequences only.
 const NUMBER: &str = "bytes";
 
 /// The limit and the folder that it is of.
@@ -85,7 +85,7 @@ impl Space {
     }
 
     fn number(&self) -> io::Result<Number> {
-        let path = self.dir.join(NUMBER);
+        let path = self.dir.with_extension(NUMBER);
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
         // Others have it for as long as it takes to read or measure.
