@@ -39,7 +39,7 @@ pub struct StageMembership {
 #[derive(Debug)]
 enum Certified {
     /// From the coordinator, for a key of its own.
-    Vouched { key: NodeKey, renew_in: Duration },
+    Vouched { key: Box<NodeKey>, renew_in: Duration },
     /// From the node, whose place it has.
     AsNode,
 }
@@ -77,7 +77,7 @@ impl StageMembership {
             }
         };
         let credentials = Arc::new(given.credentials(&key)?);
-        let certified = Certified::Vouched { key, renew_in: given.renew_in };
+        let certified = Certified::Vouched { key: Box::new(key), renew_in: given.renew_in };
         Ok(Self { coordinator, words, credentials, certified })
     }
 

@@ -127,6 +127,9 @@ mod tests {
 
     use super::*;
 
+    /// Stages in order, whether the last one dials the first, and those that cannot dial the stage behind them.
+    type Line = ([Option<u8>; 3], bool, &'static [MemberId]);
+
     /// A stage on a worker of an older release, or on stage `number` of a node of this one.
     async fn on(member: MemberId, number: Option<u8>) -> PlacedStage {
         let features = number.iter().map(|_| Feature::StageAddresses.into()).collect();
@@ -149,8 +152,7 @@ mod tests {
     #[tokio::test]
     async fn an_older_worker_never_stands_before_a_stage_with_a_number() {
         let (old, first, second) = (None, Some(1), Some(2));
-        // Stages in order, whether the last one dials the first, and those that cannot dial the stage behind them.
-        let lines: [([Option<u8>; 3], bool, &[MemberId]); 7] = [
+        let lines: [Line; 7] = [
             ([old, second, first], false, &[0]),
             ([first, old, second], false, &[1]),
             ([first, second, old], false, &[]),

@@ -317,7 +317,7 @@ fn models_that_are_always_in_use_wait_equally_long_and_in_proportion_to_their_lo
         let turns = (models as f64 / room as f64).ceil() - 1.0;
         assert!(waits.iter().all(|wait| *wait <= 13.0 * turns + 2.0), "{waits:?}");
         // Where they do not come out even, a model shares a place with one other, or with two.
-        let even = if models as u64 % room == 0 { 1.1 } else { 1.6 };
+        let even = if (models as u64).is_multiple_of(room) { 1.1 } else { 1.6 };
         assert!(*most as f64 <= even * *least as f64, "{given:?}");
         // A fixed time makes them wait for longer, and gives not much more.
         let (long, more) = always_in_use(models, room, Some(60 * LOAD));
