@@ -66,6 +66,14 @@ struct Taken {
     source: Option<(Source, u32)>,
 }
 
+/// A sequence's places, how many tokens of its prompt are in them, and the kept state that they come from.
+struct Begun {
+    slot: SlotId,
+    blocks: Vec<PageId>,
+    reused: u32,
+    source: Option<KeptId>,
+}
+
 impl Line {
     /// The state that a prompt can begin with, and the number of tokens that it covers.
     pub(super) fn best(&self, live: &Live, prompt: Prompt<'_>) -> Option<(Source, u32)> {
@@ -117,11 +125,8 @@ impl Line {
         let reuses = self.reuses(&request);
         let conversation = self.conversation(&request, half, prompt);
         let begins = Begins { request: &request, half, own_drafts, n_pages };
-        let Taken { slot, source } = self.take_slot(live, prompt, begins, restorable);
-        // A stage that stayed loaded still holds its state in them.
-        let had = if restorable.is_some() { &had[..] } else { &[] };
-        let (blocks, reused) = self.begin(live, slot, source, begins, had);
-        let source = source.and_then(|(source, _)| source.kept());
+        let Begun { slot, blocks, reused, source } =
+            self.begin(live, prompt, begins, &had, restorable);
         let borders = if half == Half::Own { &request.borders[..] } else { &[] };
         let marks = if reuses { self.marks(prompt, reused, borders) } else { Default::default() };
         if reuses {
@@ -203,22 +208,27 @@ impl Line {
         Taken { slot, source }
     }
 
-    /// Pages for a request, and how many tokens of its prompt are in them. `had`: its pages on a line before, if they hold
-    /// its state.
+    /// Places for a request. `had`: its pages on a line before; `restorable`: the position of a state of its own that can be
+    /// put back.
     fn begin(
         &mut self,
         live: &Live,
-        slot: SlotId,
-        source: Option<(Source, u32)>,
+        prompt: Prompt<'_>,
         begins: Begins<'_>,
         had: &[PageId],
-    ) -> (Vec<PageId>, u32) {
+        restorable: Option<u32>,
+    ) -> Begun {
+        let Taken { slot, source } = self.take_slot(live, prompt, begins, restorable);
         if let Some((source, len)) = source {
-            return (self.begin_with(live, slot, source, len, begins), len);
+            let blocks = self.begin_with(live, slot, source, len, begins);
+            return Begun { slot, blocks, reused: len, source: source.kept() };
         }
         self.make_room(begins.n_pages, None);
+        // A stage that stayed loaded still holds its state in them.
+        let had = if restorable.is_some() { had } else { &[] };
         let like = self.blocks.take_like(had, begins.n_pages, Holder::Running);
-        (like.expect("has_room was asked"), 0)
+        let blocks = like.expect("has_room was asked");
+        Begun { slot, blocks, reused: 0, source: None }
     }
 
     /// Counts a prompt that got its place, and notes what it leaves behind.
