@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn what_was_computed_again_is_copied_as_soon_as_it_is_there() {
         let config = SchedConfig { checkpoint_every: Some(1000), ..SchedConfig::default() };
-        assert_eq!(copied_at(config.clone(), 1000), [0; 0], "there is nothing to fear");
+        assert_eq!(copied_at(config, 1000), [0; 0], "there is nothing to fear");
         assert_eq!(copied_at(config, 10), [30], "the prompt and what was drawn");
     }
 
