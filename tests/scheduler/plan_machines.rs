@@ -172,9 +172,9 @@ fn two_ubatches_at_once_would_win_little() {
     }
 }
 
-/// Nor is a queue of the GPU for uploads alone, beside the one that computes: prompts wait for the way to the GPU, and
-/// what it computes meanwhile is little.
-fn a_queue_for_uploads_would_win_little() {
+/// What a queue of the GPU for uploads alone, beside the one that computes, would win at most. It is not built: no driver in
+/// software has two queues.
+fn a_queue_for_uploads_wins_where_ubatches_are_large() {
     let glm = glm_flash();
     let glm_worker = glm_flash_worker(&glm);
     for (name, model, worker) in
@@ -187,7 +187,7 @@ fn a_queue_for_uploads_would_win_little() {
             // One after the other, and the longer of both at most.
             let won = all / beside.max(all - beside);
             println!("{name}: prompts in ubatches of {rows} rows {won:.2} times as fast");
-            assert!((1.0..1.2).contains(&won), "{name}, {rows}: {won}");
+            assert!((1.0..1.4).contains(&won), "{name}, {rows}: {won}");
         }
     }
 }
@@ -197,5 +197,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         gpt_oss_is_predicted_as_people_measured_it,
         glm_flash_is_predicted_from_its_outer_cases,
         two_ubatches_at_once_would_win_little,
-        a_queue_for_uploads_would_win_little;
+        a_queue_for_uploads_wins_where_ubatches_are_large;
 ];

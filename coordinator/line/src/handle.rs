@@ -555,6 +555,7 @@ mod tests {
     #[tokio::test]
     async fn a_vanished_driver_is_an_error_and_an_end() {
         let (engine, mut ends) = Engine::channel();
+        ends.status.send_replace(Status::Ready(Arc::default()));
         let driver = tokio::spawn(async move {
             let submission = ends.submissions.recv().await.unwrap();
             submission.verdict.send(Ok(())).unwrap();
@@ -567,6 +568,8 @@ mod tests {
             engine.submit(RequestId(8), request()).await,
             Err(SubmitError::Unavailable { .. })
         ));
+        let not_loaded = Engine::not_loaded().submit(RequestId(9), request()).await;
+        assert!(matches!(not_loaded, Err(SubmitError::NotLoaded)));
     }
 
     #[tokio::test]

@@ -168,7 +168,7 @@ impl Experts {
         let Place { device, scratch, adapters, .. } = *here;
         let zeros = |scratch: &Scratch| scratch.zeros(x.n_rows(), x.cols());
         if away.is_rehearsal {
-            self.rehearse_apart(here, x, away);
+            self.rehearse_apart(here, x, &away.routing);
         } else if let Some(pairs) = self.of_pairs_apart(here, x, away) {
             let mut sum = onto.unwrap_or_else(|| zeros(scratch));
             device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
@@ -234,17 +234,17 @@ impl Experts {
 
     /// What the stage's device does in [`Experts::sum_away`] where it computes experts with copies or guests: in a rehearsal, with
     /// a pair of each row as those of one expert.
-    fn rehearse_apart(&self, here: &Place<'_>, x: &Rows, away: &Away<'_>) {
+    fn rehearse_apart(&self, here: &Place<'_>, x: &Rows, routing: &Routing) {
         let Place { device, scratch, adapters, .. } = *here;
-        let Some((share, guests)) = device.rehearsed_share(&away.routing, &self.matrices()) else {
+        let Some((share, guests)) = device.rehearsed_share(routing, &self.matrices()) else {
             return;
         };
-        let mut pairs = scratch.take(away.routing.n_pairs(), x.cols());
+        let mut pairs = scratch.take(routing.n_pairs(), x.cols());
         let place = Place { device, scratch, adapters, guests: Some(guests) };
         let rows = self.of_pairs(&place, x, &share.routing);
         device.place_rows(&rows, &share.pairs, &mut pairs);
         let mut sum = scratch.zeros(x.n_rows(), x.cols());
-        device.add_pairs(&mut sum, &pairs, &away.routing, self.weigh_input);
+        device.add_pairs(&mut sum, &pairs, routing, self.weigh_input);
     }
 
     /// The gate, where there is one, and the ways up and down, where experts work.
