@@ -93,7 +93,7 @@ enum What {
         /// Its name, as in models
         name: String,
     },
-    /// Never unload a model once it is loaded, until the server ends
+    /// Never unload a model for others once it is loaded, also after a restart of a server with a data folder
     Pin {
         /// Its name, as in models
         name: String,
@@ -245,12 +245,16 @@ fn socket(data_dir: &DataDirArgs, port: Option<u16>, model: Option<&str>) -> Res
         Some(port) => sockets_of(&folder.join(format!("serve-{port}"))),
         None => sockets(&folder)?,
     };
+    let runs = !sockets.is_empty();
     if let Some(model) = model {
         let its = Path::new(MODELS).join(folder_of(model)).join(admin::SOCKET);
         sockets.retain(|socket| socket.ends_with(&its));
     }
     match sockets.as_slice() {
         [one] => Ok(one.clone()),
+        [] if runs && let Some(model) = model => bail!(
+            "{model} is not loaded, or no model has this name: brigade cluster models lists them, and brigade cluster load {model} loads it"
+        ),
         [] => bail!(
             "no coordinator{} runs with the data folder {}: name its own with --data-dir",
             model.map_or(String::new(), |model| format!(" of several models, {model} among them,")),
