@@ -310,7 +310,7 @@ mod tests {
         let which = find(Some(2), None);
         assert!(which.contains("add --model, of ") && which.contains("a/b"), "{which}");
         assert!(find(None, Some("c")).contains("add --port"));
-        assert!(find(None, Some("none")).contains("no coordinator of several models, none among"));
+        assert!(find(None, Some("none")).contains("none is not loaded, or no model has this name"));
         std::fs::remove_dir_all(&data).unwrap();
     }
 }
