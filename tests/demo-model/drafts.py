@@ -20,17 +20,14 @@ import corpus
 import export
 import sample
 import train
-from train import adamw, rms_norm, save
+from train import rms_norm, save
 
 CONFIG = {**train.CONFIG, "n_layer": 4, "n_head_kv": 1}
 # Of the demo model's layers.
 LAYERS = [0, 1, 3, 5]
 # Share of each draft's loss beside the model's own, for the first, the second and the third draft.
 DRAFT_SHARES = [0.5, 0.25, 0.15]
-# (window, windows per step, steps)
-PHASES = [(128, 24, 560), (256, 12, 220), (1024, 3, 20)]
-STEPS = sum(steps for _, _, steps in PHASES)
-PEAK_LR, WARMUP_STEPS, DECAY_STEPS = 1.5e-3, 40, 320
+SCHEDULE = train.Schedule(1.5e-3, 40, 320, [(128, 24, 560), (256, 12, 220), (1024, 3, 20)])
 MATRICES = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
 NORMS = ["attn_norm", "ffn_norm"]
 
@@ -134,26 +131,7 @@ def make_step(c):
         each = losses(params, batch, c)
         return each[0] + jnp.dot(jnp.asarray(DRAFT_SHARES), each[1:]), each
 
-    @jax.jit
-    def step(params, state, batch, lr):
-        (_, each), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        params, state, norm = adamw(params, state, grads, lr)
-        return params, state, each, norm
-    return step
-
-
-def schedule(step):
-    """Learning rate: a linear start, a plateau, and a linear end."""
-    return PEAK_LR * min(1.0, (step + 1) / WARMUP_STEPS, (STEPS - step) / DECAY_STEPS)
-
-
-def phase(step):
-    """(window, windows per step) of a step."""
-    for window, n, steps in PHASES:
-        if step < steps:
-            break
-        step -= steps
-    return window, n
+    return train.make_step(loss)
 
 
 def agreement(params, batch, c):
@@ -227,12 +205,12 @@ def main():
     step_fn = make_step(CONFIG)
     held_losses = jax.jit(lambda p, b: jnp.concatenate([losses(p, b, CONFIG), agreement(p, b, CONFIG)]))
     started = time.time()
-    for step in range(STEPS):
-        batch = windows.batch(*phase(step))
+    for step in range(SCHEDULE.steps):
+        batch = windows.batch(*SCHEDULE.phase(step))
         if step < first:
             continue  # a resumed run draws the same windows as an unbroken one
-        params, state, each, norm = step_fn(params, state, batch, schedule(step))
-        last = step + 1 == STEPS
+        params, state, each, norm = step_fn(params, state, batch, SCHEDULE.rate(step))
+        last = step + 1 == SCHEDULE.steps
         if step % 20 == 0 or last:
             told = " ".join(f"{value:.3f}" for value in each)
             print(f"step {step:5d}  loss {told}  norm {float(norm):.2f}  {time.time() - started:.0f} s", flush=True)

@@ -22,7 +22,7 @@ import corpus
 import export
 import sample
 import train
-from train import adamw, rms_norm, rope, save
+from train import attention, rms_norm, save
 
 CONFIG = {**train.CONFIG, "n_layer": 4, "n_expert": 64, "n_used": 8, "n_ff": 64}
 # Of the demo model's layers.
@@ -30,10 +30,7 @@ LAYERS = [0, 1, 3, 5]
 # Rows that an expert takes in a training step, in means over all experts: those beyond are left out.
 CAPACITY = 1.5
 BALANCE_SHARE = 0.01
-# (window, windows per step, steps)
-PHASES = [(128, 24, 500), (256, 12, 150)]
-STEPS = sum(steps for _, _, steps in PHASES)
-PEAK_LR, WARMUP_STEPS, DECAY_STEPS = 1.5e-3, 40, 320
+SCHEDULE = train.Schedule(1.5e-3, 40, 320, [(128, 24, 500), (256, 12, 150)])
 ATTENTION = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output"]
 EXPERTS = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
 # Tokens of the recorded routing, of prose and of chats.
@@ -63,25 +60,6 @@ def begin(demo):
     params = {"token_embd": demo["token_embd"], "output_norm": demo["output_norm"],
               "layers": {name: np.stack([w[name] for w in layers]) for name in layers[0]}}
     return jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)
-
-
-def attention(x, w, c):
-    """Attention of one layer on x [batch, tokens, n_embd]."""
-    b, t, d = x.shape
-    heads, kv_heads = c["n_head"], c["n_head_kv"]
-    dim, group = d // heads, heads // kv_heads
-    h = rms_norm(x, w["attn_norm"], c["eps"])
-
-    def split(y, n):
-        return y.reshape(b, t, n, dim).transpose(0, 2, 1, 3)
-
-    q = rope(split(h @ w["attn_q"].T, heads), c).reshape(b, kv_heads, group, t, dim)
-    k = rope(split(h @ w["attn_k"].T, kv_heads), c)
-    v = split(h @ w["attn_v"].T, kv_heads)
-    score = jnp.einsum("bkgqd,bksd->bkgqs", q, k) / math.sqrt(dim)
-    score = jnp.where(jnp.tril(jnp.ones((t, t), bool)), score, -1e30)
-    a = jnp.einsum("bkgqs,bksd->bkgqd", jax.nn.softmax(score, -1), v)
-    return a.reshape(b, heads, t, dim).transpose(0, 2, 1, 3).reshape(b, t, d) @ w["attn_output"].T
 
 
 def mixture(h, w, c):
@@ -134,26 +112,7 @@ def make_step(c):
         told, balance = loss_of(params, batch, c)
         return told + BALANCE_SHARE * balance, (told, balance)
 
-    @jax.jit
-    def step(params, state, batch, lr):
-        (_, told), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        params, state, norm = adamw(params, state, grads, lr)
-        return params, state, told, norm
-    return step
-
-
-def schedule(step):
-    """Learning rate: a linear start, a plateau, and a linear end."""
-    return PEAK_LR * min(1.0, (step + 1) / WARMUP_STEPS, (STEPS - step) / DECAY_STEPS)
-
-
-def phase(step):
-    """(window, windows per step) of a step."""
-    for window, n, steps in PHASES:
-        if step < steps:
-            break
-        step -= steps
-    return window, n
+    return train.make_step(loss)
 
 
 def write(path, params, tokenizer):
@@ -222,12 +181,12 @@ def main():
     step_fn = make_step(CONFIG)
     held_loss = jax.jit(lambda p, b: jnp.stack(loss_of(p, b, CONFIG)))
     started = time.time()
-    for step in range(STEPS):
-        batch = windows.batch(*phase(step))
+    for step in range(SCHEDULE.steps):
+        batch = windows.batch(*SCHEDULE.phase(step))
         if step < first:
             continue  # a resumed run draws the same windows as an unbroken one
-        params, state, told, norm = step_fn(params, state, batch, schedule(step))
-        last = step + 1 == STEPS
+        params, state, told, norm = step_fn(params, state, batch, SCHEDULE.rate(step))
+        last = step + 1 == SCHEDULE.steps
         if step % 20 == 0 or last:
             print(f"step {step:5d}  loss {told[0]:.3f}  balance {told[1]:.2f}  norm {float(norm):.2f}  "
                   f"{time.time() - started:.0f} s", flush=True)

@@ -4,6 +4,7 @@ A llama-architecture transformer (RMSNorm, interleaved-pair RoPE, grouped-query 
 tied embedding) with AdamW: most steps on short windows, the last on windows of the full context. Seeds are fixed; a run is repeatable up to the summation order of the CPU's libraries.
 """
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -21,11 +22,8 @@ from bpe import Tokenizer, train_merges
 CONFIG = {"n_vocab": 2048, "n_embd": 256, "n_ff": 512, "n_layer": 6, "n_head": 8, "n_head_kv": 2,
           "rope_base": 10000.0, "eps": 1e-5, "n_ctx": 1024}
 SEED = 1611
-PEAK_LR, WARMUP_STEPS, DECAY_STEPS, WEIGHT_DECAY, CLIP = 2.5e-3, 60, 220, 0.1, 1.0
+WEIGHT_DECAY, CLIP = 0.1, 1.0
 CHAT_SHARE = 0.4
-# (window, windows per step, steps)
-PHASES = [(128, 32, 675), (256, 16, 305), (1024, 4, 40)]
-STEPS = sum(steps for _, _, steps in PHASES)
 
 
 def init(rng, c):
@@ -62,8 +60,8 @@ def rope(x, c):
     return jnp.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x.shape)
 
 
-def layer(x, w, c):
-    """One block on x [batch, tokens, n_embd]."""
+def attention(x, w, c):
+    """Attention of one block on x [batch, tokens, n_embd]."""
     b, t, d = x.shape
     heads, kv_heads = c["n_head"], c["n_head_kv"]
     dim, group = d // heads, heads // kv_heads
@@ -79,7 +77,12 @@ def layer(x, w, c):
     score = jnp.where(jnp.tril(jnp.ones((t, t), bool)), score, -1e30)
     a = jnp.einsum("bkgqs,bksd->bkgqd", jax.nn.softmax(score, -1), v)
     a = a.reshape(b, heads, t, dim).transpose(0, 2, 1, 3).reshape(b, t, d)
-    x = x + a @ w["attn_output"].T
+    return a @ w["attn_output"].T
+
+
+def layer(x, w, c):
+    """One block on x [batch, tokens, n_embd]."""
+    x = x + attention(x, w, c)
     h = rms_norm(x, w["ffn_norm"], c["eps"])
     return x + (jax.nn.silu(h @ w["ffn_gate"].T) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
 
@@ -117,27 +120,43 @@ def adamw(params, state, grads, lr):
     return params, {"m": m, "v": v, "count": count}, norm
 
 
-def make_step(c):
+def make_step(loss):
+    """A step of training. `loss(params, batch)` gives what is to fall, and what is told of it."""
     @jax.jit
     def step(params, state, batch, lr):
-        loss, grads = jax.value_and_grad(loss_of)(params, batch, c)
+        (_, told), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
         params, state, norm = adamw(params, state, grads, lr)
-        return params, state, loss, norm
+        return params, state, told, norm
     return step
 
 
-def schedule(step):
-    """Learning rate: a linear start, a plateau, and a linear end."""
-    return PEAK_LR * min(1.0, (step + 1) / WARMUP_STEPS, (STEPS - step) / DECAY_STEPS)
+@dataclasses.dataclass
+class Schedule:
+    """Steps of a training."""
+    peak: float
+    warmup: int
+    decay: int
+    # (window, windows per step, steps)
+    phases: list
+
+    @property
+    def steps(self):
+        return sum(steps for _, _, steps in self.phases)
+
+    def rate(self, step):
+        """Learning rate: a linear start, a plateau, and a linear end."""
+        return self.peak * min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.decay)
+
+    def phase(self, step):
+        """(window, windows per step) of a step."""
+        for window, n, steps in self.phases:
+            if step < steps:
+                break
+            step -= steps
+        return window, n
 
 
-def phase(step):
-    """(window, windows per step) of a step."""
-    for window, n, steps in PHASES:
-        if step < steps:
-            break
-        step -= steps
-    return window, n
+SCHEDULE = Schedule(2.5e-3, 60, 220, [(128, 32, 675), (256, 16, 305), (1024, 4, 40)])
 
 
 class Windows:
@@ -233,16 +252,20 @@ def main():
         first, params, state = load(checkpoint)
     print(f"{sum(p.size for p in jax.tree.leaves(params))} parameters, {len(windows.flat)} tokens of prose, "
           f"{chars:.2f} characters a token", flush=True)
-    step_fn = make_step(CONFIG)
+    def loss(params, batch):
+        told = loss_of(params, batch, CONFIG)
+        return told, told
+
+    step_fn = make_step(loss)
     held_loss = jax.jit(lambda p, b: loss_of(p, b, CONFIG))
     started, mean = time.time(), None
-    for step in range(STEPS):
-        batch = windows.batch(*phase(step))
+    for step in range(SCHEDULE.steps):
+        batch = windows.batch(*SCHEDULE.phase(step))
         if step < first:
             continue  # a resumed run draws the same windows as an unbroken one
-        params, state, loss, norm = step_fn(params, state, batch, schedule(step))
+        params, state, loss, norm = step_fn(params, state, batch, SCHEDULE.rate(step))
         mean = float(loss) if mean is None else 0.97 * mean + 0.03 * float(loss)
-        last = step + 1 == STEPS
+        last = step + 1 == SCHEDULE.steps
         if step % 20 == 0 or last:
             print(f"step {step:5d}  loss {float(loss):.3f}  mean {mean:.3f}  norm {float(norm):.2f}  "
                   f"{time.time() - started:.0f} s", flush=True)
