@@ -48,9 +48,12 @@ fn ask(server: &Server, secret: &str) -> Reply {
     post_with(&server.url(COMPLETIONS), &body(2), "authorization", &bearer).unwrap()
 }
 
+fn parsed(reply: &Reply) -> Value {
+    serde_json::from_str(&reply.body).unwrap()
+}
+
 fn error(reply: &Reply) -> Value {
-    let body: Value = serde_json::from_str(&reply.body).unwrap();
-    let error = &body["error"];
+    let error = &parsed(reply)["error"];
     for field in ["message", "type", "param", "code"] {
         assert!(error.get(field).is_some(), "OpenAI's shape has {field}: {error}");
     }
@@ -239,20 +242,29 @@ fn logs_hold_no_key_and_no_prompt() {
         assert_eq!(reply.status, 200, "{}", reply.body);
         post_with(&format!("{url}?key={secret}"), &chat, "x-api-key", "bgd-planted-wrong").unwrap();
         post_with(&url, &format!("{{\"messages\": \"{prompt}\"}}"), "api-key", &secret).unwrap();
+        // The last token is of no piece of the text: it is the string that stops it.
+        let mut stopping: Value = serde_json::from_str(&chat).unwrap();
+        let text = parsed(&reply)["choices"][0]["message"]["content"].clone();
+        let last = text.as_str().unwrap().chars().next_back().unwrap();
+        stopping["stop"] = json!([last.to_string()]);
+        let reply = post_with(&url, &stopping.to_string(), "authorization", &bearer).unwrap();
+        let stopped = parsed(&reply);
+        assert_eq!(stopped["choices"][0]["finish_reason"], "stop", "{stopped}");
         assert_eq!(server.process.stop(PATIENCE), Some(0));
         let entries = std::fs::read_to_string(&audit).unwrap();
         std::fs::remove_file(&audit).unwrap();
-        (std::fs::read_to_string(&log).unwrap(), entries)
+        (std::fs::read_to_string(&log).unwrap(), entries, stopped["usage"].clone())
     };
-    let (said, entries) = serve(&[]);
+    let (said, entries, usage) = serve(&[]);
     for planted in [&secret[10..], prompt, answer_of, "bgd-planted-wrong"] {
         assert!(!said.contains(planted), "the log holds {planted:?}:\n{said}");
         assert!(!entries.contains(planted), "the audit log holds {planted:?}:\n{entries}");
     }
     let entries: Vec<Value> =
         entries.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let [answered, refused, bad] = &entries[..] else { panic!("{entries:?}") };
-    println!("{answered}\n{refused}\n{bad}");
+    let [answered, refused, bad, stopped] = &entries[..] else { panic!("{entries:?}") };
+    println!("{answered}\n{refused}\n{bad}\n{stopped}");
+    assert_eq!(stopped["generated_tokens"], usage["completion_tokens"], "of {usage}");
     assert_eq!((&answered["key"], &answered["status"]), (&json!("me"), &json!(200)));
     assert_eq!(answered["generated_tokens"], 3);
     assert!(answered["prompt_tokens"].as_u64() > Some(5) && answered["model"] == "brigade-demo");
@@ -260,7 +272,7 @@ fn logs_hold_no_key_and_no_prompt() {
     assert!(said.contains(answered["id"].as_str().unwrap()), "one id in both");
     assert_eq!((&refused["key"], &refused["status"]), (&Value::Null, &json!(401)));
     assert_eq!((&bad["key"], &bad["outcome"]), (&json!("me"), &json!("refused")));
-    let (said, entries) = serve(&["--audit-content"]);
+    let (said, entries, _) = serve(&["--audit-content"]);
     assert!(entries.contains(prompt), "asked for, it is there:\n{entries}");
     assert!(!entries.contains(&secret[10..]) && !said.contains(prompt));
 }

@@ -39,7 +39,7 @@ use brigade_engine::batch::{
 use brigade_line::failure::Failure;
 use brigade_sched::{
     Action, Event, HiddenRows, KeptId, KeptInfo, LineSpec, Request, RequestId, Results,
-    SchedConfig, Scheduler, Share, StageTime, Work,
+    SchedConfig, Scheduler, Share, Spoilt, StageTime, Work,
 };
 use brigade_spec::Prefixes;
 
@@ -110,6 +110,9 @@ impl Script {
         };
         for action in actions {
             let _ = writeln!(text, "{}", self.show(action));
+        }
+        for Spoilt { tokens, .. } in self.scheduler.take_spoilt() {
+            let _ = writeln!(text, "spoilt, with all that begins so: {tokens:?}");
         }
         text
     }

@@ -398,6 +398,10 @@ fn may_touch(has_layers: bool, is_beside: bool, is_named: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use crate::copies::Kind;
+    use crate::copies::piece::Piece;
+    use crate::copies::store::{ENTRY_BYTES, Head, Item, LAYER_BYTES, What};
+
     use super::*;
 
     #[test]
@@ -407,5 +411,23 @@ mod tests {
             assert!(!may_touch(has_layers, is_beside, false), "{has_layers} {is_beside}");
         }
         assert!(may_touch(false, false, false));
+    }
+
+    #[test]
+    fn copies_in_memory_count_until_they_are_dropped() {
+        let copies = Copies::default();
+        copies.budget.set_limit(1 << 20);
+        let head = Head {
+            name: CopyName([1; 16]),
+            kind: Kind::default(),
+            layers: 0..1,
+            prints: vec![blake3::hash(b"weights")],
+        };
+        let what = What::Pages { first: 0, n: 1 };
+        let item = Item { layer: 0, block: 0, paged: true, what };
+        assert!(copies.kept.put(&head, item, Piece::Memory(vec![0; 1000].into())));
+        assert_eq!(copies.nbytes(), 1000 + ENTRY_BYTES + LAYER_BYTES);
+        copies.clear();
+        assert_eq!(copies.nbytes(), 0);
     }
 }

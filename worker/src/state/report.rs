@@ -12,6 +12,7 @@ use brigade_proto::failure::Failure;
 use super::resident::ReadyStage;
 use super::session::shown;
 use super::{Inner, Worker};
+use crate::backend::HostAbility;
 use crate::loading::order::StageKey;
 use crate::machine::ledger::{Amount, NodeMemory};
 use crate::machine::memory;
@@ -90,7 +91,7 @@ impl Worker {
     /// The worker's identity and capabilities, with its present memory.
     pub fn capabilities(&self) -> Capabilities {
         let abilities = self.loader.backend.abilities().clone();
-        let Amount { stage: limit, host: host_limit } = self.loader.ledger.part();
+        let Amount { stage: limit, .. } = self.loader.ledger.part();
         let held = {
             let inner = self.inner();
             held(&inner).iter().sum::<u64>() + inner.ahead_bytes()
@@ -116,14 +117,7 @@ impl Worker {
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             kv_types: abilities.kv_types.into_iter().map(i32::from).collect(),
             instance: self.loader.instance,
-            host: abilities.host.map(|host| HostPart {
-                memory_limit: if host_limit > 0 { host_limit } else { limit },
-                is_shared: host_limit == 0,
-                gb_per_second: host.speeds.gb_per_second,
-                gop_per_second: host.speeds.gop_per_second,
-                experts_before: host.experts_before,
-                sent_gb_per_second: host.sent_gb_per_second,
-            }),
+            host: abilities.host.map(|host| host_part(host, self.loader.ledger.part())),
             features: self.features().map(i32::from).collect(),
             node: self.node(),
             disk: self.disks.last(),
@@ -213,9 +207,25 @@ fn held(inner: &Inner) -> [u64; 2] {
     facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])
 }
 
+/// What the host does beside a GPU. Its memory is the stage's where there is none of its own in the worker's `part`.
+fn host_part(host: HostAbility, part: Amount) -> HostPart {
+    let HostAbility { speeds, sent_gb_per_second, experts_before } = host;
+    let is_shared = part.host == 0;
+    HostPart {
+        memory_limit: if is_shared { part.stage } else { part.host },
+        is_shared,
+        gb_per_second: speeds.gb_per_second,
+        gop_per_second: speeds.gop_per_second,
+        experts_before,
+        sent_gb_per_second,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    use crate::backend::measure::Speeds;
 
     use super::*;
 
@@ -229,5 +239,17 @@ mod tests {
         }
         assert_eq!(fresh(&reading, t0 + FRESH, read), Some(1));
         assert_eq!(ASKED.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_host_has_memory_of_its_own_or_the_stages() {
+        let memory = |stage, host| {
+            let speeds = Speeds { gb_per_second: 60.0, gop_per_second: 900.0 };
+            let ability = HostAbility { speeds, sent_gb_per_second: 25.0, experts_before: None };
+            let part = host_part(ability, Amount { stage, host });
+            (part.memory_limit, part.is_shared)
+        };
+        assert_eq!(memory(8 << 30, 64 << 30), (64 << 30, false));
+        assert_eq!(memory(8 << 30, 0), (8 << 30, true));
     }
 }

@@ -209,6 +209,15 @@ async fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert_eq!(failure.kind(), kind, "{word}: {failure}");
         assert!(failure.reason.contains(word), "{word}: {failure}");
     }
+    // The stage has pages of 1024 positions, and a sequence has at most 512 of them, each with its token.
+    let longest = first.health().await.state_bytes / 2 + 512 * 4 + SNAPSHOT_FRAME_BYTES;
+    for (total_bytes, kind) in
+        [(longest, FailureKind::Unsupported), (longest + 1, FailureKind::BadMessage)]
+    {
+        let bytes = vec![0; total_bytes as usize];
+        let failure = first.restore(0, &bytes).await.unwrap_err();
+        assert_eq!(failure.kind(), kind, "{total_bytes}: {failure}");
+    }
     assert_eq!(first.snapshot(1).await.unwrap_err().kind(), FailureKind::BadMessage);
     assert_eq!(line.snapshots(0).await, good, "the sequence is as it was");
     line.go_on(0).await;
