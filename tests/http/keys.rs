@@ -242,18 +242,17 @@ fn logs_hold_no_key_and_no_prompt() {
         assert_eq!(reply.status, 200, "{}", reply.body);
         post_with(&format!("{url}?key={secret}"), &chat, "x-api-key", "bgd-planted-wrong").unwrap();
         post_with(&url, &format!("{{\"messages\": \"{prompt}\"}}"), "api-key", &secret).unwrap();
-        // The last token is of no piece of the text: it is the string that stops it.
-        let mut stopping: Value = serde_json::from_str(&chat).unwrap();
-        let text = parsed(&reply)["choices"][0]["message"]["content"].clone();
-        let last = text.as_str().unwrap().chars().next_back().unwrap();
-        stopping["stop"] = json!([last.to_string()]);
-        let reply = post_with(&url, &stopping.to_string(), "authorization", &bearer).unwrap();
-        let stopped = parsed(&reply);
-        assert_eq!(stopped["choices"][0]["finish_reason"], "stop", "{stopped}");
+        // The token that ends this answer is of no piece of its text.
+        let mut ending: Value = serde_json::from_str(&chat).unwrap();
+        ending["grammar"] = json!("root ::= \"Yes\"");
+        (ending["ignore_eos"], ending["max_tokens"]) = (json!(false), json!(8));
+        let reply = post_with(&url, &ending.to_string(), "authorization", &bearer).unwrap();
+        let ended = parsed(&reply);
+        assert_eq!(ended["choices"][0]["finish_reason"], "stop", "{ended}");
         assert_eq!(server.process.stop(PATIENCE), Some(0));
         let entries = std::fs::read_to_string(&audit).unwrap();
         std::fs::remove_file(&audit).unwrap();
-        (std::fs::read_to_string(&log).unwrap(), entries, stopped["usage"].clone())
+        (std::fs::read_to_string(&log).unwrap(), entries, ended["usage"].clone())
     };
     let (said, entries, usage) = serve(&[]);
     for planted in [&secret[10..], prompt, answer_of, "bgd-planted-wrong"] {
@@ -262,9 +261,9 @@ fn logs_hold_no_key_and_no_prompt() {
     }
     let entries: Vec<Value> =
         entries.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let [answered, refused, bad, stopped] = &entries[..] else { panic!("{entries:?}") };
-    println!("{answered}\n{refused}\n{bad}\n{stopped}");
-    assert_eq!(stopped["generated_tokens"], usage["completion_tokens"], "of {usage}");
+    let [answered, refused, bad, ended] = &entries[..] else { panic!("{entries:?}") };
+    println!("{answered}\n{refused}\n{bad}\n{ended}");
+    assert_eq!(ended["generated_tokens"], usage["completion_tokens"], "of {usage}");
     assert_eq!((&answered["key"], &answered["status"]), (&json!("me"), &json!(200)));
     assert_eq!(answered["generated_tokens"], 3);
     assert!(answered["prompt_tokens"].as_u64() > Some(5) && answered["model"] == "brigade-demo");
