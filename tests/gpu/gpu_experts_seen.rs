@@ -10,6 +10,8 @@ use brigade_engine::device::gpus;
 use brigade_tests::process::{Running, Server, get, run, signal, synth};
 use serde_json::{Value, json};
 
+use crate::compiled;
+
 /// The words before the address in a worker's log.
 const READY: &str = "brigade worker ready on ";
 
@@ -192,6 +194,7 @@ fn what_a_worker_learns_is_seen_and_outlives_it() {
     let model = Mixture::new();
     let (cache, log) = (file("gpu-expert-cache"), file("gpu-expert-cache.log"));
     let _ = fs::remove_dir_all(&cache);
+    compiled::share(&cache);
     let start =
         || worker(&cache, &log, &["--device", "vulkan:0", "--cpu-moe", "--expert-cache", "64M"]);
     let says = || fs::read_to_string(&log).unwrap();
@@ -265,6 +268,7 @@ fn a_gpu_lost_beside_its_experts_costs_no_stream() {
     }
     let model = Mixture::new();
     let (cache, log) = (file("gpu-expert-lost"), file("gpu-expert-lost.log"));
+    compiled::share(&cache);
     let cpu = worker(&cache, &file("gpu-expert-lost-cpu.log"), &["--kernels", "unfused"]);
     let alone = model.serve(&[&cpu], &[]);
     let want = alone.chat(&request());

@@ -9,6 +9,8 @@ use brigade_engine::device::gpus;
 use brigade_tests::process::{Running, Server, run};
 use serde_json::{Value, json};
 
+use crate::compiled;
+
 /// The words before the address in a worker's log.
 const READY: &str = "brigade worker ready on ";
 
@@ -106,6 +108,7 @@ fn a_damaged_file_of_kernels_is_made_anew() {
     }
     let cache = file("gpu-kernels");
     let _ = fs::remove_dir_all(&cache);
+    compiled::share(&cache);
     let options = ["--device", "vulkan:0", "--cache-dir", cache.to_str().unwrap()];
     drop(worker(&options));
     let kernels = fs::read_dir(cache.join("kernels")).unwrap().next().unwrap().unwrap().path();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod compiled;
 mod gpu_cap;
 mod gpu_experts;
 mod gpu_experts_seen;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use brigade_engine::batch::{DraftedToken, MAX_DRAFTED, SeqOp, SeqPart, SlotId, Want};
 
 use super::rng::mix;
-use super::tokens::{STOP_TOKEN, VOCAB, next_token};
+use super::tokens::{Chain, STOP_TOKEN, VOCAB};
 use crate::LineSpec;
 
 /// How much less often each further draft is right.
@@ -91,12 +91,15 @@ impl Block {
         let mut tokens = [before, &[drawn]].concat();
         let begin = tokens.len();
         let mut odds = self.odds;
+        let mut chain = Chain::of(&tokens, &[]);
         while tokens.len() < begin + asked as usize && tokens.last() != Some(&STOP_TOKEN) {
-            let right = next_token(&tokens, &[], self.stop_every);
+            let right = chain.next(self.stop_every);
             let hash = mix(self.seed ^ mix(tokens.len() as u64 ^ u64::from(right) << 32));
             let is_right = (hash as f64) < odds * u64::MAX as f64;
             let wrong = 1 + (u64::from(right) % (VOCAB - 1)) as u32;
-            tokens.push(if is_right { right } else { wrong });
+            let token = if is_right { right } else { wrong };
+            chain.push(token);
+            tokens.push(token);
             odds *= FARTHER;
         }
         runs.push((begin, tokens[begin..].to_vec()));

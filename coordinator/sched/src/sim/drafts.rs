@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use brigade_draft::{Draft, Drafter, OwnerId, Source, StreamId};
 
 use super::rng::mix;
-use super::tokens::{STOP_TOKEN, next_token};
+use super::tokens::{Chain, STOP_TOKEN};
 
 /// Knows the right tokens of requests without adapters and companions; others never get a right one.
 #[derive(Debug)]
@@ -13,7 +13,25 @@ pub(super) struct Oracle {
     odds: f64,
     seed: u64,
     stop_every: u64,
-    streams: BTreeMap<StreamId, Vec<u32>>,
+    streams: BTreeMap<StreamId, Known>,
+}
+
+/// What is known of a stream: what decides its next token, and how many tokens it has.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    chain: Chain,
+    len: usize,
+}
+
+impl Known {
+    fn of(tokens: &[u32]) -> Self {
+        Self { chain: Chain::of(tokens, &[]), len: tokens.len() }
+    }
+
+    fn push(&mut self, token: u32) {
+        self.chain.push(token);
+        self.len += 1;
+    }
 }
 
 impl Oracle {
@@ -31,26 +49,26 @@ impl Oracle {
 
 impl Drafter for Oracle {
     fn begin(&mut self, stream: StreamId, _: OwnerId, tokens: &[u32], _: usize, _: &[u32]) {
-        self.streams.insert(stream, tokens.to_vec());
+        self.streams.insert(stream, Known::of(tokens));
     }
 
     fn push(&mut self, stream: StreamId, token: u32) {
-        self.streams.entry(stream).or_default().push(token);
+        self.streams.entry(stream).or_insert_with(|| Known::of(&[])).push(token);
     }
 
     fn draft(&mut self, stream: StreamId, ahead: &[u32], most: usize) -> Draft {
-        let mut tokens = self.streams.get(&stream).cloned().unwrap_or_default();
-        tokens.extend_from_slice(ahead);
+        let mut known = self.streams.get(&stream).copied().unwrap_or_else(|| Known::of(&[]));
+        ahead.iter().for_each(|&token| known.push(token));
         let mut draft = Draft { source: Source::Forced, is_proven: true, ..Draft::default() };
         for _ in 0..most {
-            let mut token = next_token(&tokens, &[], self.stop_every);
+            let mut token = known.chain.next(self.stop_every);
             if token == STOP_TOKEN {
                 break;
             }
-            if !self.is_right(stream, tokens.len()) {
+            if !self.is_right(stream, known.len) {
                 token += 1;
             }
-            tokens.push(token);
+            known.push(token);
             draft.tokens.push(token);
             draft.odds.push(self.odds as f32);
         }

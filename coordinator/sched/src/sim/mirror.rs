@@ -19,7 +19,7 @@ use brigade_spec::Prefixes;
 
 use super::block::Block;
 use super::rng::mix;
-use super::tokens::next_token;
+use super::tokens::{Chain, next_token};
 use crate::LineSpec;
 use crate::events::has_companion;
 
@@ -320,8 +320,10 @@ impl Mirror {
             slot.refuted = true;
             return put(first, RowValue::Refuted);
         }
+        let mut chain = Chain::of(&slot.tokens[..first], &slot.adapters);
         for pos in first..slot.tokens.len() {
-            let id = next_token(&slot.tokens[..=pos], &slot.adapters, self.stop_every);
+            chain.push(slot.tokens[pos]);
+            let id = chain.next(self.stop_every);
             if late[pos - first] {
                 slot.put_off = (late.len() == 1).then_some((id, pos as u32));
                 slot.refuted = true;

@@ -126,8 +126,8 @@ fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
     rows.iter().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// Each model on each table: in one cut at each ubatch size. By day at half of the sizes, others on the next table and for
-/// the next model; at night (`BRIGADE_TEST_ALL_PAIRS`) at all.
+/// Each model on each table: in one cut at each ubatch size. By day at one of the sizes, another on the next table and for
+/// the next model, so that each pair of a table and a size has many models; at night (`BRIGADE_TEST_ALL_PAIRS`) at all.
 fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
     let (prompt, all) = (tokens(PROMPT, 1), std::env::var_os("BRIGADE_TEST_ALL_PAIRS").is_some());
     let models: Vec<(usize, &str)> = MODELS.into_iter().enumerate().collect();
@@ -136,7 +136,7 @@ fn cuts_ubatch_sizes_and_threads_do_not_change_a_bit() {
         let n_layer = spec.n_layer();
         for (nth, table) in line::tables().into_iter().enumerate() {
             let config = LineConfig { kernels: Some(table.name), ..LineConfig::default() };
-            let in_turn = |i: usize| all || (i + nth + number).is_multiple_of(2);
+            let in_turn = |i: usize| all || (i + nth + number).is_multiple_of(4);
             let slow = table.name == "reference";
             let prompt = if slow { &prompt[..SHORT_PROMPT] } else { &prompt[..] };
             let whole = bits(&Line::open(&path(model), &config).logits(prompt, 512));
