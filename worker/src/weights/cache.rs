@@ -21,7 +21,7 @@
 mod pins;
 mod space;
 
-pub use pins::{Needed, Pinned, Purpose, Standing};
+pub use pins::{Needed, Pinned, Purpose, Shares, Standing};
 
 use std::fs::{self, File, FileTimes, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
