@@ -11,7 +11,8 @@ use brigade_proto::address::{Address, FIRST_STAGE};
 use brigade_proto::control::{Capabilities, HealthReply, KvType, WireType};
 use tokio::sync::mpsc;
 
-use super::state::{Returned, SeatId, State, Want};
+use super::state::{Returned, State, Want};
+use super::worker::SeatId;
 use super::{Demand, demands};
 use crate::config::StageOptions;
 use crate::members::conn::Conn;

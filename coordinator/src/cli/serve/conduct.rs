@@ -164,13 +164,19 @@ impl Stable {
         }
     }
 
-    /// Ends loads that stand still, although requests wait for them.
+    /// Ends loads that stand still, although requests wait for them, and those that can never end.
     fn give_up(self: &Arc<Self>) {
         let now = Instant::now();
         for slot in self.all() {
             let patience = slot.served.args().load_patience;
-            let why = slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
-            let Some(reason) = why else { continue };
+            let stands =
+                slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
+            let never = || self.never_fits(&slot);
+            let Some((reason, never)) =
+                stands.map(|why| (why, false)).or_else(|| never().map(|why| (why, true)))
+            else {
+                continue;
+            };
             let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
             let Some(loaded) = slot.loaded().take() else { continue };
             let stable = self.clone();
@@ -178,10 +184,21 @@ impl Stable {
                 let _doing = stable.doing.read().await;
                 stable.end_line(&slot, Some(loaded), &reason).await;
                 drop(turn);
-                stable.failed(&slot, reason);
+                // One that never fits has not failed: it is loaded when there is room.
+                if never {
+                    stable.refused(&slot, reason);
+                } else {
+                    stable.failed(&slot, reason);
+                }
                 stable.news.notify_one();
             });
         }
+    }
+
+    /// Why the line of a model that is not up never will be, with the workers that there are.
+    fn never_fits(&self, slot: &Slot) -> Option<String> {
+        let seat = slot.loaded().as_ref().filter(|loaded| !loaded.is_up())?.seat?;
+        slot.served.shared.as_ref()?.pool.never_of(seat)
     }
 
     /// Ends a model's line.

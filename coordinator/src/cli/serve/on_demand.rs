@@ -310,6 +310,11 @@ impl Stable {
                 slot.standing().quarantine = quarantine;
             }
         }
+        self.refused(slot, reason);
+    }
+
+    /// A model is not loaded for this reason: those who wait for it are told.
+    pub(super) fn refused(&self, slot: &Slot, reason: String) {
         self.turns().give_up(slot.at);
         slot.tries.send_modify(|tried| (tried.n, tried.failed) = (tried.n + 1, Some(reason)));
     }
@@ -393,12 +398,19 @@ impl Stable {
                 "its line has failed {FAILURES} times, one after the other ({reason}): load it again with `brigade cluster load {name}`, or change its file"
             )));
         }
-        if slot.served.shared.is_some() {
-            return slot.served.demand().map(drop).map_err(|error| {
+        if let Some(shared) = &slot.served.shared {
+            let demand = slot.served.demand().map_err(|error| {
                 let reason = format!("{error:#}");
                 self.failed(slot, reason.clone());
                 NotLoaded::Never(reason)
-            });
+            })?;
+            return match shared.pool.never(&demand) {
+                Some(reason) => {
+                    slot.tries.send_modify(|tried| tried.failed = Some(reason.clone()));
+                    Err(NotLoaded::Never(reason))
+                }
+                None => Ok(()),
+            };
         }
         let (wants, budget) = (slot.served.host_memory(), self.memory.budget());
         if wants > budget {
