@@ -231,6 +231,31 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_whose_cache_has_room_is_preferred_to_a_cut() {
+        let mut all = offers(&[8, 16, 16]);
+        (all[0].parts, all[1].parts) = (2, u64::MAX);
+        let mut fits = |ids: &[WorkerId]| match ids {
+            [0] | [1] | [0, 1] => Err(Lack { why: "disk".to_owned(), is_disk: true }),
+            _ => Ok(()),
+        };
+        assert_eq!(choose(&all, &[], 1, &mut fits), Ok(vec![2]));
+        // A larger memory may have the smaller cache.
+        (all[0].parts, all[2].parts) = (1, 2);
+        let mut small = |ids: &[WorkerId]| match ids {
+            [0] | [0, 2] => Ok(()),
+            _ => Err(Lack { why: "disk".to_owned(), is_disk: true }),
+        };
+        assert_eq!(choose(&all, &[], 1, &mut small), Ok(vec![0]));
+        assert_eq!(choose(&all, &[], 2, &mut small), Ok(vec![0, 2]), "two are expected");
+        let lack = choose(&all[1..], &[], 1, &mut small).unwrap_err();
+        assert!(lack.is_disk, "{lack:?}");
+        assert_eq!(
+            [None, Some(0), Some(10), Some(4)].map(|left| parts(10, left)),
+            [1, u64::MAX, 1, 3]
+        );
+    }
+
+    #[test]
     fn a_line_gets_at_least_as_many_as_are_expected() {
         assert_eq!(lent(&offers(&[16, 64, 16]), &[], 2, 5), Some(vec![0, 2]));
         assert_eq!(lent(&offers(&[16]), &[], 2, 5), None);

@@ -177,6 +177,10 @@ impl Stable {
             else {
                 continue;
             };
+            if slot.loaded().is_none() {
+                self.refused(&slot, reason);
+                continue;
+            }
             let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
             let Some(loaded) = slot.loaded().take() else { continue };
             let stable = self.clone();
@@ -195,10 +199,19 @@ impl Stable {
         }
     }
 
-    /// Why the line of a model that is not up never will be, with the workers that there are.
+    /// Why a model that is waited for never fits the workers that there are.
     fn never_fits(&self, slot: &Slot) -> Option<String> {
-        let seat = slot.loaded().as_ref().filter(|loaded| !loaded.is_up())?.seat?;
-        slot.served.shared.as_ref()?.pool.never_of(seat)
+        let pool = &slot.served.shared.as_ref()?.pool;
+        let seat = match slot.loaded().as_ref() {
+            Some(loaded) if loaded.is_up() => return None,
+            Some(loaded) => Some(loaded.seat?),
+            None => None,
+        };
+        match seat {
+            Some(seat) => pool.never_of(seat),
+            None if self.turns().is_wanted(slot.at) => pool.never(&slot.served.demand().ok()?),
+            None => None,
+        }
     }
 
     /// Ends a model's line.

@@ -272,7 +272,13 @@ impl Stable {
         let was_there = idle.is_some();
         self.end_line(slot, idle, "an operator wants it").await;
         self.order(slot, |standing| standing.loaded = false)?;
-        Ok(format!("{name} {}", if was_there { "is unloaded" } else { "was not loaded" }))
+        let what = if was_there { "is unloaded" } else { "was not loaded" };
+        let pinned = if slot.standing().pinned {
+            "; it is pinned, and stays again once it is loaded"
+        } else {
+            ""
+        };
+        Ok(format!("{name} {what}{pinned}"))
     }
 
     /// Whether a model stays once it is loaded.
