@@ -76,6 +76,15 @@ pub struct DiskPart {
     pub checkpoints: u64,
     #[prost(uint64, tag = "4")]
     pub checkpoints_limit: u64,
+    /// Names the folder: equal ones of one machine have these figures in common; 0: it does not say.
+    #[prost(uint64, tag = "5")]
+    pub folder: u64,
+    /// The part of pinned that no other worker needs.
+    #[prost(uint64, tag = "6")]
+    pub pinned_own: u64,
+    /// Whether the worker reads a model's own file where it has that: then it may need nothing here.
+    #[prost(bool, tag = "7")]
+    pub reads_files: bool,
 }
 /// The memory of a node, as its stages have it. Each of them is a worker, and may take what the others leave.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

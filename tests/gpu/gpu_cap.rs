@@ -65,6 +65,7 @@ fn planned(facts: &ModelFacts, cap: u64) -> Plan {
         host: Some(host),
         holds: 0..0,
         node: None,
+        disk: None,
     };
     let settings = PlanSettings {
         ctx: POSITIONS,

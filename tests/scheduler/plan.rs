@@ -35,6 +35,7 @@ fn reference() -> ModelFacts {
         logits_bytes: 128_000,
         loading: LoadingMemory::default(),
         n_ctx_train: 4096,
+        stored: Default::default(),
     }
 }
 
@@ -49,6 +50,7 @@ pub fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
         host: None,
         holds: 0..0,
         node: None,
+        disk: None,
     };
     (0..n).map(worker).collect()
 }
@@ -313,6 +315,7 @@ fn kimi_k3() -> ModelFacts {
         logits_bytes: 655_360,
         loading: LoadingMemory::default(),
         n_ctx_train: 1 << 20,
+        stored: Default::default(),
     }
 }
 
@@ -328,6 +331,7 @@ fn servers(gbps: f64) -> Vec<WorkerFacts> {
         host: None,
         holds: 0..0,
         node: None,
+        disk: None,
     };
     (0..8).map(server).collect()
 }
@@ -525,6 +529,7 @@ fn keeping_sequences_changes_no_order() {
         host: None,
         holds: 0..0,
         node: None,
+        disk: None,
     };
     let workers = [worker(699, 77.0, 338.0), worker(434, 21.0, 9.0), worker(200, 2.0, 9.0)];
     let settings =

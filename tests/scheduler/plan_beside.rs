@@ -43,6 +43,7 @@ pub(super) fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
         host,
         holds: 0..0,
         node: None,
+        disk: None,
     }
 }
 

@@ -29,6 +29,7 @@ fn reference() -> ModelFacts {
         logits_bytes: 128_000,
         loading: LoadingMemory::default(),
         n_ctx_train: 4096,
+        stored: Default::default(),
     }
 }
 

@@ -84,6 +84,7 @@ fn a_worker_counts_what_was_planned_for_it() {
                 host: None,
                 holds: 0..0,
                 node: None,
+                disk: None,
             };
             let settings = PlanSettings { max_rows, ..PlanSettings::default() };
             let plan = plan(&facts, &vec![worker; n_workers], &settings).unwrap();

@@ -33,6 +33,7 @@ fn workers(n: usize) -> Vec<WorkerFacts> {
         host: None,
         holds: 0..0,
         node: None,
+        disk: None,
     };
     (0..n).map(worker).collect()
 }

@@ -55,6 +55,7 @@ pub fn any_model() -> impl Strategy<Value = ModelFacts> {
         logits_bytes: 4000,
         loading: LoadingMemory::default(),
         n_ctx_train: 4096,
+        stored: Default::default(),
     })
 }
 
@@ -73,6 +74,7 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
             host: None,
             holds: 0..0,
             node: None,
+            disk: None,
         };
         all.into_iter().enumerate().map(facts).collect()
     })

@@ -5,6 +5,7 @@
 //! lent worker belongs to one line, until the line gives it back or ends. A line gets all that it lacks or nothing,
 //! so that no two lines wait for each other's workers.
 
+mod disks;
 mod lend;
 mod nodes;
 mod planned;
@@ -12,6 +13,7 @@ mod state;
 mod task;
 #[cfg(test)]
 mod tests;
+mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -33,8 +35,9 @@ use crate::members::own_name::{OwnName, bound_id};
 use crate::pki::Pki;
 pub use planned::{PlannedLine, Standing, free, planned};
 use state::State;
-pub use state::{Returned, SeatId, Want};
+pub use state::{Returned, Want};
 use task::Task;
+pub use worker::SeatId;
 
 /// Workers that join, for all lines of a server.
 #[derive(Debug)]
@@ -143,6 +146,18 @@ impl Pool {
         locked(&self.state).helps_others(seats, Instant::now())
     }
 
+    /// Why a model never fits the caches of the workers that have joined, whatever goes for it; `None`: it may fit, or something
+    /// else is lacking.
+    pub fn never(&self, demand: &Demand) -> Option<String> {
+        locked(&self.state).never(demand, Instant::now())
+    }
+
+    /// The same of a line that lacks room in caches.
+    pub fn never_of(&self, seat: SeatId) -> Option<String> {
+        let state = locked(&self.state);
+        if state.lacks_disk(seat) { state.never_of(seat, Instant::now()) } else { None }
+    }
+
     /// Changes whenever a worker can be lent that could not before.
     pub fn changes(&self) -> watch::Receiver<u64> {
         locked(&self.state).changes()
@@ -178,6 +193,16 @@ impl Seat {
     /// Why the line is not lent what it wants, in words; empty where it wants nothing.
     pub(crate) fn why(&self) -> String {
         locked(&self.state).why(self.id)
+    }
+
+    /// Whether it is not lent what it wants for want of room in caches alone.
+    pub(crate) fn lacks_disk(&self) -> bool {
+        locked(&self.state).lacks_disk(self.id)
+    }
+
+    /// A worker will not take its stage, as it says. `of_disk`: for want of room in its cache.
+    pub(crate) fn declined(&self, address: &Address, why: &str, of_disk: bool) {
+        locked(&self.state).declines(self.id, address, why, of_disk);
     }
 
     /// The line does not need a worker any more. Where it holds it still, by `conn`, that ends first.

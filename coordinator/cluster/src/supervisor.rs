@@ -149,6 +149,8 @@ pub(super) struct Supervisor {
     leaver: Option<Leaver>,
     /// How fast the stages compute is measured in it.
     window: Option<Window>,
+    /// What kept workers from taking their stages since the line was up last, by worker.
+    failed: BTreeMap<String, String>,
     /// The last message about the missing line.
     said: String,
     /// A command for the operator that goes with it.
@@ -194,6 +196,7 @@ impl Supervisor {
             ordered: None,
             leaver: None,
             window: None,
+            failed: BTreeMap::new(),
             said: String::new(),
             next_step: None,
             ends,

@@ -123,7 +123,7 @@ pub struct ModelState {
     /// Whether it is loaded with the server, by an operator's order.
     #[serde(default)]
     pub ordered: bool,
-    /// Why it is not loaded again.
+    /// Why it is not loaded again, why its last load failed, or how far its load is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Memory of the server's machine that its line has, or would have.

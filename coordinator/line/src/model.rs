@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use brigade_dialect::text_model::TextModel;
 use brigade_engine::control_vectors::ControlVectors;
@@ -13,7 +13,7 @@ use brigade_engine::stage::{check_own_drafts, check_tensors};
 use brigade_gguf::adapters::of_model;
 use brigade_gguf::{FileState, Gguf, GgufError, TensorFiles, TensorInfo};
 use brigade_hub::remote::Remote;
-use brigade_plan::{Keep, LEAST_CTX, ModelFacts, default_keep};
+use brigade_plan::{Keep, LEAST_CTX, ModelFacts, StoredFacts, default_keep};
 use brigade_proto::limits::{MAX_CTX, MAX_ROWS};
 use brigade_spec::{ModelError, ModelSpec, is_of_other_senses};
 use brigade_text::TextError;
@@ -117,6 +117,8 @@ pub struct Model {
     pub remote: Option<Arc<Remote>>,
     /// SHA-256 of its files, of a model that came by name: other weights under the same header are another model.
     pub source: Option<String>,
+    /// What its stages need in caches, once that was asked for.
+    stored: OnceLock<StoredFacts>,
 }
 
 /// Facts about a model.
@@ -237,6 +239,7 @@ impl Model {
             spec,
             text,
             heads,
+            stored: OnceLock::new(),
             header,
             header_hash,
             adapters,
@@ -413,7 +416,14 @@ impl Model {
     /// A tensor's type has no kernel.
     pub fn facts(&self, kv: KvType) -> Result<ModelFacts, ModelError> {
         let facts = ModelFacts::from_gguf(&self.gguf, kv)?;
-        Ok(ModelFacts { name: self.name().to_string(), ..facts })
+        let stored = self.stored().clone();
+        Ok(ModelFacts { name: self.name().to_string(), stored, ..facts })
+    }
+
+    /// What its stages need in caches of workers that have not its file.
+    pub fn stored(&self) -> &StoredFacts {
+        let header = self.header.len() as u64;
+        self.stored.get_or_init(|| StoredFacts::from_gguf(&self.gguf, &self.spec, header))
     }
 
     /// Whether the head computes with the embedding's matrix.

@@ -83,8 +83,8 @@ impl Case<'_> {
     fn one_more_worker(&self) -> Option<u64> {
         let mut workers = self.workers.to_vec();
         let speed = workers.last()?.clone();
-        let (link, host, node) = Default::default();
-        workers.push(WorkerFacts { memory: 0, link, host, holds: 0..0, node, ..speed });
+        let (link, host, node, disk) = Default::default();
+        workers.push(WorkerFacts { memory: 0, link, host, holds: 0..0, node, disk, ..speed });
         let mut fits = |memory: u64| {
             if let Some(last) = workers.last_mut() {
                 last.memory = memory;

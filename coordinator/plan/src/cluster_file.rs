@@ -9,6 +9,7 @@
 //! link = { gbps = 1.2, latency_us = 150.0 }   # optional: to the next worker
 //! count = 3               # optional: as many equal ones
 //! stages = 2              # optional: a node with so many stages, which share its memory
+//! cache_limit = "100G"    # optional: --cache-limit of a worker that is sent its weights, for all its stages
 //! # optional: of a worker on a GPU, the host for routed experts: what does not fit on the GPU, all, or those of so many layers
 //! host = { memory = "128G", gbps = 60.0, gops = 1500.0, experts = "auto" }
 //! ```
@@ -16,7 +17,7 @@
 use serde::Deserialize;
 
 use super::MAX_WORKERS;
-use super::facts::{HostExperts, HostFacts, LinkFacts, NodeFacts, WorkerFacts};
+use super::facts::{DiskFacts, HostExperts, HostFacts, LinkFacts, NodeFacts, WorkerFacts};
 use super::units::parse_bytes;
 
 /// An error in a cluster file.
@@ -55,6 +56,7 @@ struct Entry {
     link: Option<Link>,
     count: Option<usize>,
     stages: Option<usize>,
+    cache_limit: Option<Size>,
     host: Option<Host>,
 }
 
@@ -185,8 +187,15 @@ impl Entry {
                 },
             }),
         };
+        let disk = match &self.cache_limit {
+            None => None,
+            Some(limit) => {
+                let limit = bytes("cache_limit", limit)?;
+                Some(DiskFacts { folder: index as u64, limit, left: limit })
+            }
+        };
         let (name, holds, node) = (name.clone(), 0..0, None);
-        Ok(WorkerFacts { name, memory, gbps, gops, link, host, holds, node })
+        Ok(WorkerFacts { name, memory, gbps, gops, link, host, holds, node, disk })
     }
 }
 
@@ -230,12 +239,23 @@ mod tests {
     }
 
     #[test]
+    fn stages_of_a_node_share_its_cache() {
+        let text = "[[worker]]\nmemory = \"48G\"\ngbps = 8\ngops = 9\nstages = 2\ncache_limit = \"9G\"\n\
+                    [[worker]]\nmemory = \"8G\"\ngbps = 8\ngops = 9\ncache_limit = 7\n\
+                    [[worker]]\nmemory = \"8G\"\ngbps = 8\ngops = 9";
+        let disks = parse_cluster_file(text).unwrap().into_iter().map(|worker| worker.disk);
+        let of = |folder, limit| Some(DiskFacts { folder, limit, left: limit });
+        assert_eq!(disks.collect::<Vec<_>>(), [of(0, 9 << 30), of(0, 9 << 30), of(2, 7), None]);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let worker = |rest: &str| format!("[[worker]]\nname = \"w\"\n{rest}");
         for (text, says) in [
             (String::new(), "0 workers"),
             (worker("memory = \"1G\"\ngbps = 1.0"), "gops"),
             (worker("memory = \"1X\"\ngbps = 1.0\ngops = 1.0"), "memory: \"1X\""),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncache_limit = \"x\""), "cache_limit"),
             (worker("memory = 1\ngbps = 0.0\ngops = 1.0"), "gbps is 0"),
             (worker("memory = 1\ngbps = 1.0\ngops = nan"), "gops is NaN"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 300"), "300 workers"),

@@ -66,6 +66,7 @@ fn stage_plan(
         embedding: range.start == 0,
         head,
         memory,
+        stored: costs.stored(range),
         sequence: SequenceBytes::of(&costs.model.layers[range.clone()], costs.settings.windows),
         memory_left: facts.memory.saturating_sub(match host {
             None => memory.total(),

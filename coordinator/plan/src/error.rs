@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::advice::Advice;
-use super::units::format_bytes;
+use super::units::{format_bytes, format_bytes_up};
 
 /// Why planning failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -49,6 +49,58 @@ pub enum PlanError {
     /// The model does not fit.
     #[error("{0}")]
     DoesNotFit(Shortage),
+    /// The model has memory, and its weights lack room in caches.
+    #[error("{0}")]
+    DiskLacks(DiskShortage),
+}
+
+/// The room in caches that is lacking.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskShortage {
+    /// Name of the model.
+    pub model: String,
+    /// Bytes of all its weights, as they are sent.
+    pub needed: u64,
+    /// Workers whose caches are too small, each once.
+    pub caches: Vec<SmallCache>,
+}
+
+/// A cache that lacks room for a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SmallCache {
+    /// The worker's name.
+    pub worker: String,
+    /// Bytes that its stage needs where all stages have the memory that they need.
+    pub needs: u64,
+    /// Bytes that other models leave of the limit.
+    pub left: u64,
+    /// Bytes that the cache may hold.
+    pub limit: u64,
+}
+
+impl fmt::Display for DiskShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let needed = format_bytes(self.needed);
+        write!(f, "the weights of {} ({needed}) lack room in the cache", self.model)?;
+        let (mut joint, mut least) = (" of ", 0);
+        for SmallCache { worker, needs, left, limit } in &self.caches {
+            let (bytes, limit_text) = (format_bytes_up(*needs), format_bytes(*limit));
+            write!(
+                f,
+                "{joint}{worker}: a stage there needs {bytes}, and the limit is {limit_text}"
+            )?;
+            if left < limit {
+                write!(f, ", of which other models leave {}", format_bytes(*left))?;
+            }
+            joint = "; of ";
+            least = least.max(needs.saturating_add(limit - left));
+        }
+        let least = format_bytes_up(least);
+        write!(
+            f,
+            "; give a worker --cache-limit {least} or more, or the model's file at the coordinator's path"
+        )
+    }
 }
 
 /// The memory that is lacking, for the cuts that come closest.

@@ -8,6 +8,7 @@ use brigade_worker::backend::visiting_experts::MATRICES;
 use brigade_worker::backend::work_memory::LoadingMemory;
 use serde::Serialize;
 
+use super::stored::StoredFacts;
 use super::units::format_bytes;
 
 /// A model as far as placing it matters.
@@ -36,6 +37,9 @@ pub struct ModelFacts {
     pub loading: LoadingMemory,
     /// Longest context the model was trained for.
     pub n_ctx_train: u32,
+    /// What stages need in their workers' caches.
+    #[serde(skip)]
+    pub stored: StoredFacts,
 }
 
 /// Blocks that draft tokens behind the last layer; all of it is 0 where there are none.
@@ -240,6 +244,20 @@ pub struct WorkerFacts {
     /// The node whose memory it shares with other stages; `None`: it has memory of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeFacts>,
+    /// The cache in which it keeps weights that it is sent; `None`: no limit is known, or it needs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskFacts>,
+}
+
+/// The cache of a worker, for a line that has one or several workers which share its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct DiskFacts {
+    /// The folder's number: equal ones are one folder.
+    pub folder: u64,
+    /// Bytes that it may hold.
+    pub limit: u64,
+    /// Bytes that the line's stages may need there together: all that other lines do not need.
+    pub left: u64,
 }
 
 /// The memory of a node, for a line that has one or several of its stages.

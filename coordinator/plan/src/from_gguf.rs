@@ -16,6 +16,7 @@ use brigade_worker::backend::visiting_experts::matrices_of;
 use brigade_worker::backend::work_memory::{LoadingMemory, WorkMemory, active_share};
 
 use super::facts::{DraftFacts, LayerFacts, ModelFacts};
+use super::stored::StoredFacts;
 
 impl ModelFacts {
     /// Facts of `model` with a KV cache of type `kv`.
@@ -144,6 +145,7 @@ fn ends(
         logits_bytes,
         loading: LoadingMemory::of(model, spec),
         n_ctx_train: spec.n_ctx_train,
+        stored: StoredFacts::default(),
     })
 }
 

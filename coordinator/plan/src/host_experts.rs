@@ -104,6 +104,18 @@ impl Costs<'_> {
         StageMemory { scratch: PROCESS_BYTES.saturating_add(self.work_memory(is_last)), ..all }
     }
 
+    /// Whether layers `range` have room on a worker: in its memory, and in its cache.
+    pub fn fits(&self, worker: usize, range: &Range<usize>, capacity: Capacity) -> bool {
+        let is_stored =
+            self.workers[worker].disk.is_none_or(|disk| self.stored(range) <= disk.left);
+        is_stored && self.lacks(worker, range, capacity).is_none()
+    }
+
+    /// Bytes that layers `range` need in a worker's cache.
+    pub fn stored(&self, range: &Range<usize>) -> u64 {
+        self.model.stored.bytes(range, self.model.drafts.weight_bytes > 0)
+    }
+
     /// Bytes needed, and there, in the memory of a worker that layers `range` lack most of; `None` where they fit.
     pub fn lacks(
         &self,

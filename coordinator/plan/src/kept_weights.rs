@@ -30,7 +30,7 @@ pub(super) fn fewest_loads(
     let most_uneven = 2.0 * limit * limit * order.len() as f64;
     let cost = |place: usize, range: &Range<usize>| {
         let worker = order[place];
-        let fits = costs.lacks(worker, range, capacity).is_none();
+        let fits = costs.fits(worker, range, capacity);
         let time = costs.time(worker, range, capacity);
         let good = fits && costs.unit_us(worker, range, capacity) <= limit;
         let uneven = time.squares(costs.settings) / most_uneven;

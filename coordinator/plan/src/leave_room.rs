@@ -110,6 +110,7 @@ mod tests {
             logits_bytes: 1024,
             loading: Default::default(),
             n_ctx_train: 1 << 20,
+            stored: Default::default(),
         }
     }
 
@@ -129,6 +130,7 @@ mod tests {
             host: None,
             holds: 0..0,
             node: Some(NodeFacts { node: 1, limit, left: left * MIB, host_left: 0 }),
+            disk: None,
         }
     }
 

@@ -13,7 +13,8 @@
 //!   layers.
 //! - `cuts` finds the best cuts, `manual_cuts` takes the operator's, `kept_weights` leaves weights where they are.
 //! - `capacity` sizes the KV cache, `place` chooses all of it together, and `nodes` says how much of a node's memory
-//!   each of its stages is planned with. `predict` runs the plan in the simulator.
+//!   each of its stages is planned with. `stored` is what stages need in caches, and `disks` keeps them within their limits.
+//!   `predict` runs the plan in the simulator.
 //! - `describe`, `explain`, `error` and `advice` put it into words.
 
 mod advice;
@@ -23,6 +24,7 @@ mod cluster_file;
 mod cost;
 mod cuts;
 mod describe;
+mod disks;
 mod error;
 mod explain;
 mod facts;
@@ -37,6 +39,7 @@ mod manual_cuts;
 mod nodes;
 mod place;
 mod predict;
+mod stored;
 mod units;
 
 use std::ops::Range;
@@ -51,15 +54,16 @@ pub use brigade_worker::backend::work_memory::LoadingMemory;
 pub use brigade_worker::machine::memory::PROCESS_BYTES;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
 pub use cost::{StageMemory, StageTime};
-pub use error::{PlanError, Shortage};
+pub use error::{DiskShortage, PlanError, Shortage, SmallCache};
 pub use facts::{
-    DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, NodeFacts,
+    DiskFacts, DraftFacts, HostExperts, HostFacts, LayerFacts, LinkFacts, ModelFacts, NodeFacts,
     SequenceBytes, WorkerFacts,
 };
 pub use keep::Keep;
 pub use leave_room::plan_leaving_room;
 pub use manual_cuts::HandCut;
 pub use predict::Prediction;
+pub use stored::StoredFacts;
 pub use units::{format_bytes, parse_bytes};
 
 /// Most workers in a line.
@@ -237,6 +241,9 @@ pub struct StagePlan {
     pub head: bool,
     /// Bytes, by what for.
     pub memory: StageMemory,
+    /// Bytes that it needs in its worker's cache where the worker has not the model's file.
+    #[serde(skip)]
+    pub stored: u64,
     /// Bytes of a sequence's state on this stage.
     pub sequence: SequenceBytes,
     /// Bytes of the worker's limit that stay free.
@@ -271,10 +278,10 @@ pub fn plan(
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
     nodes::with_least_parts(workers, |workers| {
-        let mut costs = cost::Costs::new(model, workers, settings);
-        costs.drafting_slows = place::drafting_slows(&costs);
-        let placement = place::place(&costs)?;
-        Ok(describe::describe(&costs, placement))
+        disks::within(model, workers, settings, |costs| {
+            costs.drafting_slows = place::drafting_slows(costs);
+            place::place(costs)
+        })
     })
 }
 
@@ -290,9 +297,7 @@ pub fn plan_by_hand(
 ) -> Result<Plan, PlanError> {
     check(model, workers, settings)?;
     nodes::with_least_parts(workers, |workers| {
-        let costs = cost::Costs::new(model, workers, settings);
-        let placement = manual_cuts::place(&costs, cut)?;
-        Ok(describe::describe(&costs, placement))
+        disks::within(model, workers, settings, |costs| manual_cuts::place(costs, cut))
     })
 }
 

@@ -27,7 +27,10 @@ pub(super) fn with_least_parts<T>(
         let planned = plan(&tried);
         parts *= GROWTH;
         let next = with_parts(workers, parts);
-        let lacks_memory = matches!(planned, Err(PlanError::DoesNotFit(_) | PlanError::Cut { .. }));
+        let lacks_memory = matches!(
+            planned,
+            Err(PlanError::DoesNotFit(_) | PlanError::Cut { .. } | PlanError::DiskLacks(_))
+        );
         if !lacks_memory || next == tried {
             return planned;
         }
@@ -69,6 +72,7 @@ mod tests {
             host: None,
             holds: 0..0,
             node: Some(NodeFacts { node, limit: left, left, host_left: 0 }),
+            disk: None,
         }
     }
 

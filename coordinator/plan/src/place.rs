@@ -65,7 +65,7 @@ pub(super) fn drafting_slows(costs: &Costs) -> f64 {
     let capacity = capacity(costs.settings, wishes(costs.settings).least, 0);
     let slowest = |us: fn(&StageTime, &PlanSettings) -> f64| {
         let cost = |worker: usize, range: &Range<usize>| {
-            let fits = costs.lacks(worker, range, capacity).is_none();
+            let fits = costs.fits(worker, range, capacity);
             fits.then(|| us(&costs.time(worker, range, capacity), costs.settings))
         };
         cuts::cheapest(costs.workers.len(), costs.n_layers(), Join::Max, cost)
@@ -119,7 +119,7 @@ fn best_in_order(costs: &Costs, order: &[usize], keep: KeptRoom) -> Option<(f64,
         let capacity = capacity(costs.settings, n_blocks, n_kept);
         let cost = |place: usize, range: &Range<usize>| {
             let worker = order[place];
-            let fits = costs.lacks(worker, range, capacity).is_none();
+            let fits = costs.fits(worker, range, capacity);
             fits.then(|| costs.unit_us(worker, range, capacity))
         };
         let squares = |place: usize, range: &Range<usize>| {

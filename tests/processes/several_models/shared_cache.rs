@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use brigade_proto::address::Address;
 use brigade_tests::process::{Running, Server, run, signal};
-use brigade_tests::secure::READY;
+use brigade_tests::secure::{Cluster, READY};
 
-use crate::several_models::fleet::{PATIENCE, Scratch};
+use crate::several_models::fleet::{CHAT, PATIENCE, Scratch, chat, said, words};
 
 /// Room for the model of 74 KB that is loaded and one of 53 KB, not for another of 74 KB.
 const LIMIT: &str = "135K";
@@ -86,6 +86,62 @@ fn what_a_loaded_stage_needs_stays_in_its_nodes_cache() {
     assert!(!needed.is_subset(&names(cache.join("blobs"))));
 }
 
+/// Lines of a log that warn.
+fn warnings(log: &Path) -> usize {
+    let text = fs::read_to_string(log).unwrap();
+    text.lines().filter(|line| line.contains(" WARN ")).count()
+}
+
+fn a_pool_plans_with_the_caches_of_its_workers() {
+    let mut scratch = Scratch::new("pool-cache");
+    let files = ["llama", "granitehybrid", "mamba"].map(|arch| scratch.synth(arch));
+    let own = "load = \"demand\"\nctx = 512";
+    let names = ["small", "hybrid", "other"];
+    let [small, hybrid, other] = [0, 1, 2].map(|at| (names[at], Some(files[at].as_path()), own));
+    let config = scratch.config(&[small, hybrid, other, ("large", None, own)]);
+    let (cluster, log) = (Cluster::new(), scratch.folder.join("log"));
+    let data = cluster.data("desk");
+    let serve =
+        ["serve", "--listen", "127.0.0.1:0", "--control", &cluster.control, "--data-dir", &data];
+    let args = [&serve[..], &["--config", &config]].concat();
+    let server =
+        Server { process: Running::start_logged(&args, "brigade serve listening on ", &log) };
+    let cache = scratch.folder.join("cache");
+    let kept = ["--cache-dir", cache.to_str().unwrap(), "--cache-limit", LIMIT, "--no-model-files"];
+    let more = [&["--stages", "3", "--memory", "3G", "--speed", "20,200"][..], &kept].concat();
+    let node = cluster.worker_args("lab", Some(&cluster.token(&[])), &more);
+    let node = Running::start(&node.iter().map(String::as_str).collect::<Vec<_>>(), READY);
+    let loaded = || -> Vec<String> {
+        let all = words(&server).into_iter().filter(|(_, word)| word == "loaded");
+        all.map(|(name, _)| name).collect()
+    };
+    said(&server, "hybrid", 1);
+    assert_eq!(loaded(), ["hybrid"]);
+    // Whatever goes, the large one has no room: nothing goes for it.
+    let refused = server.post(CHAT, &chat("large", 1));
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    for word in ["lack room in the cache", "lab", "135.00 KiB", "--cache-limit"] {
+        assert!(refused.body.contains(word), "{word}: {}", refused.body);
+    }
+    let ordered = run(&["cluster", "load", "large", "--data-dir", &data]);
+    let ordered = String::from_utf8_lossy(&ordered.stderr).into_owned();
+    assert!(ordered.contains("--cache-limit"), "{ordered}");
+    let listed = cluster.admin(&["cluster", "models"]);
+    let row = listed.lines().find(|line| line.starts_with("large")).unwrap();
+    assert!(row.contains("unloaded") && row.contains("--cache-limit"), "{row}");
+    assert_eq!(loaded(), ["hybrid"]);
+    // A stage is free, and its memory; the cache has room when the idle model goes.
+    said(&server, "other", 1);
+    assert_eq!(loaded(), ["other"]);
+    said(&server, "small", 1);
+    assert_eq!(loaded(), ["small", "other"], "both have room");
+    assert_eq!(["small", "other"].map(|name| server.line_workers(name).len()), [1, 1]);
+    let text = || fs::read_to_string(&log).unwrap();
+    assert!(!text().contains("failed while the line was built"), "{}", text());
+    assert!(warnings(&log) < 5, "{}", text());
+    drop(node);
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
-    waits: what_a_loaded_stage_needs_stays_in_its_nodes_cache;
+    waits: what_a_loaded_stage_needs_stays_in_its_nodes_cache, a_pool_plans_with_the_caches_of_its_workers;
 ];

@@ -560,11 +560,10 @@ pub fn cache_failure(error: CacheError) -> Failure {
     let kind = match &error {
         CacheError::Corrupt { .. } => FailureKind::Corrupt,
         CacheError::Gap { .. } => FailureKind::BadMessage,
-        CacheError::Locked { .. } | CacheError::Waits { .. } | CacheError::Pinned { .. } => {
-            FailureKind::Busy
-        }
-        // These do not pass by themselves.
+        CacheError::Locked { .. } | CacheError::Waits { .. } => FailureKind::Busy,
+        // These do not pass by themselves, or only when other models go.
         CacheError::TooLarge { .. }
+        | CacheError::Pinned { .. }
         | CacheError::NoSpace { .. }
         | CacheError::Unwritable { .. }
         | CacheError::NotAFile { .. } => FailureKind::Storage,

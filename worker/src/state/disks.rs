@@ -8,6 +8,7 @@ use std::time::Duration;
 use brigade_proto::control::DiskPart;
 
 use super::Worker;
+use crate::weights::cache::Shares;
 
 /// How often the disks are looked at.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -43,10 +44,22 @@ impl Worker {
             disk.as_ref().and_then(|disk| disk.used()).unwrap_or_default();
         disk.iter().for_each(|disk| disk.forget_removed());
         self.give_back_room();
-        let standing = cache.standing().map(|standing| standing.nbytes);
-        let limit = cache.limit_bytes();
+        let shares = cache.shares();
+        let (limit, folder, reads_files) =
+            (cache.limit_bytes(), cache.folder(), self.loader.model_files);
         let mut last = self.disks.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(pinned) = standing.or(last.map(|last| last.pinned)) else { return };
-        *last = Some(DiskPart { pinned, limit, checkpoints, checkpoints_limit });
+        let before = || last.map(|last| Shares { nbytes: last.pinned, own_bytes: last.pinned_own });
+        let Some(Shares { nbytes: pinned, own_bytes: pinned_own }) = shares.or_else(before) else {
+            return;
+        };
+        *last = Some(DiskPart {
+            pinned,
+            limit,
+            checkpoints,
+            checkpoints_limit,
+            folder,
+            pinned_own,
+            reads_files,
+        });
     }
 }

@@ -21,7 +21,7 @@
 mod pins;
 mod space;
 
-pub use pins::{Needed, Pinned, Purpose, Standing};
+pub use pins::{Needed, Pinned, Purpose, Shares, Standing};
 
 use std::fs::{self, File, FileTimes, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -107,7 +107,7 @@ pub enum CacheError {
     },
     /// What other stages need leaves too little of the bound.
     #[error(
-        "the stage needs {new_bytes} bytes more of the cache {dir}, where {} bytes are pinned by {} other stages of {} models, and its \
+        "the stage needs {new_bytes} bytes more of the cache in {dir}, where {} bytes are pinned by {} other stages of {} models, and its \
          limit is {limit_bytes}: unload a model, raise --cache-limit, or give this worker the model's file",
         .standing.nbytes, .standing.stages, .standing.models
     )]
@@ -129,7 +129,7 @@ pub enum CacheError {
     },
     /// More is needed at once than the bound allows.
     #[error(
-        "the stage needs {needed_bytes} bytes of the cache {dir} and its limit is {limit_bytes}: \
+        "the stage needs {needed_bytes} bytes of the cache in {dir} and its limit is {limit_bytes}: \
          raise --cache-limit, or give this worker the model's file"
     )]
     TooLarge {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use blake3::Hash;
 use brigade_worker::machine::reading_threads::Pool;
 use brigade_worker::weights::cache::{
-    BlobState, Cache, CacheError, Needed, Pinned, Purpose, Standing,
+    BlobState, Cache, CacheError, Needed, Pinned, Purpose, Shares, Standing,
 };
 
 fn scratch(name: &str) -> PathBuf {
@@ -244,6 +244,10 @@ fn what_any_process_has_pinned_is_not_evicted_and_counts_once() {
     assert!(unpinned.exists(), "there is room for all three");
     let standing = Standing { nbytes: 60, stages: 2, models: 2 };
     assert_eq!(third.standing(), Some(standing));
+    let shares = |own_bytes| Some(Shares { nbytes: 60, own_bytes });
+    let of_each = [&first, &second, &third].map(Cache::shares);
+    assert_eq!(of_each, [shares(0), shares(20), shares(0)], "what both need stays if one ends");
+    assert_eq!(first.folder(), third.folder());
     let error = pin(&third, &[here(shared, 40), to_come(8, 50)]).unwrap_err();
     assert!(matches!(error, CacheError::Pinned { new_bytes: 50, .. }), "{error}");
     for word in ["needs 50 bytes more", "60 bytes are pinned by 2", "of 2 models", "is 100: unload"]

@@ -84,7 +84,7 @@ impl Fits {
         }
         let options = StageOptions { least_ctx, ..self.options.clone() };
         let conns = conns.into_iter();
-        let planned = place::plan_over_nodes(&self.model, conns, &question.nodes, &options);
+        let planned = place::plan_over_nodes(&self.model, conns, &question.nodes, &[], &options);
         let answer = planned.map(|_| ()).map_err(|error| error.to_string());
         if self.answers.len() == MAX_ANSWERS {
             self.answers.clear();

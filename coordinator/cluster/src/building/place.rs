@@ -12,8 +12,8 @@ use brigade_engine::batch::MAX_DRAFTED;
 use brigade_engine::kernels;
 use brigade_gguf::TensorInfo;
 use brigade_plan::{
-    Checkpoint, DraftFacts, ModelFacts, NodeFacts, Plan, PlanError, PlanSettings, StageMemory,
-    WorkerFacts, plan_leaving_room,
+    Checkpoint, DiskFacts, DraftFacts, ModelFacts, NodeFacts, Plan, PlanError, PlanSettings,
+    StageMemory, WorkerFacts, plan_leaving_room,
 };
 use brigade_proto::capability;
 use brigade_proto::control::{
@@ -36,6 +36,7 @@ use crate::config::StageOptions;
 use crate::members::conn::{Conn, Present, WorkerError};
 use crate::members::facts::{self, worker_facts};
 use crate::members::lease::Lease;
+use crate::members::node_disk;
 use crate::members::node_memory;
 use crate::members::placed_stage::{Identity, PlacedStage, out_of_reach};
 use crate::progress::Progress;
@@ -212,7 +213,14 @@ pub async fn placed(
 ) -> Result<Placement, PlaceError> {
     let held = held_layers(&conns, model).await;
     let all = || conns.iter().map(|(_, conn)| conn);
-    let plan = plan_holding(model, all(), &held, None, options)?;
+    // Workers that have no room refuse in their own words.
+    let disks = node_disk::disks_of(&all().collect::<Vec<_>>());
+    let plan = match plan_holding(model, all(), &held, None, &disks, options) {
+        Err(PlaceError::Plan(PlanError::DiskLacks(_))) => {
+            plan_holding(model, all(), &held, None, &[], options)?
+        }
+        plan => plan?,
+    };
     let own = own_drafts(model, all(), options);
     tell_own_drafts(model, own.is_some(), options);
     let settings = plan.settings;
@@ -289,10 +297,11 @@ pub fn plan_over<'a>(
     conns: impl Iterator<Item = &'a Conn>,
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
-    plan_holding(model, conns, &[], None, options)
+    plan_holding(model, conns, &[], None, &[], options)
 }
 
-/// The same as [`plan_over`], where the workers' nodes leave to the line what `nodes` says of each worker.
+/// The same as [`plan_over`], where the workers' nodes and caches leave to the line what `nodes` and `disks` say of each
+/// worker. No `disks`: none is looked at.
 ///
 /// # Errors
 /// As [`plan_over`].
@@ -300,9 +309,10 @@ pub fn plan_over_nodes<'a>(
     model: &Model,
     conns: impl Iterator<Item = &'a Conn>,
     nodes: &[Option<NodeFacts>],
+    disks: &[Option<DiskFacts>],
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
-    plan_holding(model, conns, &[], Some(nodes), options)
+    plan_holding(model, conns, &[], Some(nodes), disks, options)
 }
 
 /// The same as [`plan_over`], for workers of this release that need not exist yet.
@@ -328,6 +338,7 @@ fn plan_holding<'a>(
     conns: impl Iterator<Item = &'a Conn>,
     held: &[Range<usize>],
     nodes: Option<&[Option<NodeFacts>]>,
+    disks: &[Option<DiskFacts>],
     options: &StageOptions,
 ) -> Result<Plan, PlaceError> {
     let conns: Vec<&Conn> = conns.collect();
@@ -342,6 +353,7 @@ fn plan_holding<'a>(
         Some(nodes) => node_memory::tell(&mut facts, nodes),
         None => node_memory::tell(&mut facts, &node_memory::nodes_of(&conns)),
     }
+    node_disk::tell(&mut facts, disks);
     let mut settings = demands::settings(model, options);
     if settings.windows && !conns.iter().all(|conn| knows(conn, Feature::Windows)) {
         tracing::info!(

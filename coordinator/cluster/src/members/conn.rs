@@ -74,6 +74,14 @@ pub enum WorkerError {
         /// The worker's reason.
         reason: String,
     },
+    /// The worker's cache has no room for the stage's weights: other models have to go, or the limit is too small.
+    #[error("{worker} refuses: {reason}")]
+    NoDisk {
+        /// The worker's name.
+        worker: String,
+        /// The worker's reason, with what would help.
+        reason: String,
+    },
     /// The worker belongs to another coordinator: try again later.
     #[error("{worker} is busy: {reason}")]
     Busy {
@@ -101,9 +109,14 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    /// Whether the worker will not take its stage, though it is well.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::NoDisk { .. })
+    }
+
     /// Whether the same attempt may succeed later.
     pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Refused { .. } | Self::Start { .. })
+        !matches!(self, Self::Refused { .. } | Self::NoDisk { .. } | Self::Start { .. })
     }
 
     fn of_failure(worker: &str, failure: Failure) -> Self {
@@ -115,6 +128,7 @@ impl WorkerError {
             FailureKind::Busy | FailureKind::Draining | FailureKind::StaleEpoch => {
                 Self::Busy { worker, reason }
             }
+            FailureKind::Storage => Self::NoDisk { worker, reason },
             _ => Self::Refused { worker, reason },
         }
     }

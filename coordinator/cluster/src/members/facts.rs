@@ -36,6 +36,7 @@ pub fn worker_facts<'a>(
             host: caps.host.as_ref().map(host_facts),
             holds: 0..0,
             node: None,
+            disk: None,
         })
         .collect()
 }

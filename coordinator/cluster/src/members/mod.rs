@@ -8,6 +8,7 @@ pub(crate) mod heartbeats;
 pub(crate) mod join;
 pub(crate) mod lease;
 pub(crate) mod member;
+pub(crate) mod node_disk;
 pub(crate) mod node_memory;
 pub(crate) mod own_name;
 pub(crate) mod placed_stage;

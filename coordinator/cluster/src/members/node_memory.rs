@@ -80,7 +80,7 @@ pub fn share_of(conn: &Conn) -> Option<NodeMemory> {
 pub fn disk_of(conn: &Conn) -> Option<DiskUse> {
     let beat = conn.pulse().last();
     let told = beat.as_ref().and_then(|beat| beat.reply().disk).or(conn.capabilities().disk)?;
-    let DiskPart { pinned, limit, checkpoints, checkpoints_limit } = told;
+    let DiskPart { pinned, limit, checkpoints, checkpoints_limit, .. } = told;
     Some(DiskUse { pinned, limit, checkpoints, checkpoints_limit })
 }
 

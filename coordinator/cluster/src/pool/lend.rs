@@ -16,6 +16,33 @@ pub struct Offer {
     pub doubted: bool,
     /// The node whose memory it shares with other stages; `None`: it has memory of its own.
     pub node: Option<u64>,
+    /// The least number of equal parts of the model of which one has room in its cache.
+    pub parts: u64,
+}
+
+/// What is lacking for a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lack {
+    /// The same in words.
+    pub why: String,
+    /// Whether it is room in workers' caches, and nothing else.
+    pub is_disk: bool,
+}
+
+impl From<String> for Lack {
+    fn from(why: String) -> Self {
+        Self { why, is_disk: false }
+    }
+}
+
+/// [`Offer::parts`] of a worker whose cache leaves `left` bytes to a model of `needed` bytes; `None`: it needs none, or has no
+/// limit.
+pub fn parts(needed: u64, left: Option<u64>) -> u64 {
+    match left {
+        None => 1,
+        Some(0) => u64::MAX,
+        Some(left) => needed.div_ceil(left).max(1),
+    }
 }
 
 /// Leading bits of a size that count in a comparison: equal machines differ in free memory by less than the others.
@@ -39,9 +66,9 @@ pub fn choose(
     offers: &[Offer],
     holds: &[WorkerId],
     at_least: usize,
-    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
-) -> Result<Vec<WorkerId>, String> {
-    let mut chosen = Err(String::new());
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), Lack>,
+) -> Result<Vec<WorkerId>, Lack> {
+    let mut chosen = Err(Lack::default());
     for some in selections(offers) {
         chosen = smallest(some, holds, at_least, fits);
         if chosen.is_ok() {
@@ -80,8 +107,8 @@ fn selections(offers: &[Offer]) -> Vec<Vec<Offer>> {
 /// The thing does not fit even without all of them. The error says what is lacking.
 pub fn fewest<T: Clone>(
     all: &[T],
-    mut fits: impl FnMut(&[T]) -> Result<(), String>,
-) -> Result<Vec<T>, String> {
+    mut fits: impl FnMut(&[T]) -> Result<(), Lack>,
+) -> Result<Vec<T>, Lack> {
     fits(all)?;
     let mut go = all.to_vec();
     for place in (0..go.len()).rev() {
@@ -99,31 +126,53 @@ fn smallest(
     mut offers: Vec<Offer>,
     holds: &[WorkerId],
     at_least: usize,
-    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), String>,
-) -> Result<Vec<WorkerId>, String> {
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), Lack>,
+) -> Result<Vec<WorkerId>, Lack> {
     offers.sort_by_key(|offer| (offer.size(), !offer.has_layers, offer.id));
     let fewest = at_least.saturating_sub(holds.len()).max(usize::from(holds.is_empty()));
-    let mut lacking =
-        format!("{} of {at_least} workers are there", (holds.len() + offers.len()).min(at_least));
+    let there = (holds.len() + offers.len()).min(at_least);
+    let mut lacking = Lack::from(format!("{there} of {at_least} workers are there"));
     for n in fewest..=offers.len() {
-        // Neighbours in order of memory are the most alike. If the largest do not fit, no others do.
-        let (mut chosen, last) = (None, if n == 0 { 0 } else { offers.len() - n });
-        for window in (0..=last).rev().map(|begin| &offers[begin..begin + n]) {
-            let mut ids: Vec<WorkerId> = window.iter().map(|offer| offer.id).collect();
-            ids.sort_unstable();
-            match fits(&[holds, &ids].concat()) {
-                Ok(()) => chosen = Some(ids),
-                Err(why) => {
-                    lacking = why;
-                    break;
-                }
+        // Those come first whose caches have room for an equal part of the model.
+        let parts = (holds.len() + n) as u64;
+        let roomy: Vec<Offer> =
+            offers.iter().copied().filter(|offer| offer.parts <= parts).collect();
+        let all = (roomy.len() < offers.len()).then_some(&offers);
+        for some in [&roomy].into_iter().chain(all).filter(|some| some.len() >= n) {
+            match smallest_window(some, holds, n, fits) {
+                Ok(ids) => return Ok(ids),
+                Err(why) => lacking = why,
             }
-        }
-        if let Some(ids) = chosen {
-            return Ok(ids);
         }
     }
     Err(lacking)
+}
+
+/// `n` neighbours of offers in order of memory on which the model fits: the smallest, of neighbours since they are the most
+/// alike.
+fn smallest_window(
+    offers: &[Offer],
+    holds: &[WorkerId],
+    n: usize,
+    fits: &mut dyn FnMut(&[WorkerId]) -> Result<(), Lack>,
+) -> Result<Vec<WorkerId>, Lack> {
+    let (mut chosen, last) = (Err(Lack::default()), if n == 0 { 0 } else { offers.len() - n });
+    for window in (0..=last).rev().map(|begin| &offers[begin..begin + n]) {
+        let mut ids: Vec<WorkerId> = window.iter().map(|offer| offer.id).collect();
+        ids.sort_unstable();
+        match fits(&[holds, &ids].concat()) {
+            Ok(()) => chosen = Ok(ids),
+            // Smaller ones may have larger caches.
+            Err(why) if why.is_disk => {
+                if chosen.is_err() {
+                    chosen = Err(why);
+                }
+            }
+            // If the largest memories do not suffice, no others do.
+            Err(why) => return chosen.map_err(|lack| if lack.is_disk { lack } else { why }),
+        }
+    }
+    chosen
 }
 
 #[cfg(test)]
@@ -132,8 +181,14 @@ mod tests {
 
     /// Workers with so much memory, numbered from 0.
     fn offers(memory: &[u64]) -> Vec<Offer> {
-        let of =
-            |(id, &memory)| Offer { id, memory, has_layers: false, doubted: false, node: None };
+        let of = |(id, &memory)| Offer {
+            id,
+            memory,
+            has_layers: false,
+            doubted: false,
+            node: None,
+            parts: 1,
+        };
         memory.iter().enumerate().map(of).collect()
     }
 
@@ -152,7 +207,7 @@ mod tests {
             if ids.iter().filter_map(memory).sum::<u64>() >= bytes {
                 Ok(())
             } else {
-                Err("memory".to_owned())
+                Err("memory".to_owned().into())
             }
         };
         let holds: Vec<WorkerId> = held.iter().map(|(id, _)| *id).collect();
@@ -173,6 +228,31 @@ mod tests {
         assert_eq!(lent(&offers(&[16, 64, 16, 32]), &[], 1, 128), Some(vec![0, 1, 2, 3]));
         assert_eq!(lent(&offers(&[16, 64, 16, 32]), &[], 1, 129), None);
         assert_eq!(lent(&[], &[], 1, 0), None, "no line without a worker");
+    }
+
+    #[test]
+    fn a_worker_whose_cache_has_room_is_preferred_to_a_cut() {
+        let mut all = offers(&[8, 16, 16]);
+        (all[0].parts, all[1].parts) = (2, u64::MAX);
+        let mut fits = |ids: &[WorkerId]| match ids {
+            [0] | [1] | [0, 1] => Err(Lack { why: "disk".to_owned(), is_disk: true }),
+            _ => Ok(()),
+        };
+        assert_eq!(choose(&all, &[], 1, &mut fits), Ok(vec![2]));
+        // A larger memory may have the smaller cache.
+        (all[0].parts, all[2].parts) = (1, 2);
+        let mut small = |ids: &[WorkerId]| match ids {
+            [0] | [0, 2] => Ok(()),
+            _ => Err(Lack { why: "disk".to_owned(), is_disk: true }),
+        };
+        assert_eq!(choose(&all, &[], 1, &mut small), Ok(vec![0]));
+        assert_eq!(choose(&all, &[], 2, &mut small), Ok(vec![0, 2]), "two are expected");
+        let lack = choose(&all[1..], &[], 1, &mut small).unwrap_err();
+        assert!(lack.is_disk, "{lack:?}");
+        assert_eq!(
+            [None, Some(0), Some(10), Some(4)].map(|left| parts(10, left)),
+            [1, u64::MAX, 1, 3]
+        );
     }
 
     #[test]
@@ -223,7 +303,7 @@ mod tests {
                     node => ids.iter().find(|other| sizes[**other].node == node) == Some(id),
                 };
                 let sum: u64 = ids.iter().filter(first).map(|id| sizes[*id].memory).sum();
-                if sum >= bytes { Ok(()) } else { Err("memory".to_owned()) }
+                if sum >= bytes { Ok(()) } else { Err("memory".to_owned().into()) }
             };
             choose(&all, &[], at_least, &mut fits).ok()
         };

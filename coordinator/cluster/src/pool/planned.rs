@@ -1,12 +1,12 @@
 //! Plans the loans of the pool for machines that need not exist yet, with the same choice and the same planner.
 
-use brigade_plan::{NodeFacts, PROCESS_BYTES, Plan, StagePlan, WorkerFacts};
+use brigade_plan::{DiskFacts, NodeFacts, PROCESS_BYTES, Plan, PlanError, StagePlan, WorkerFacts};
 use brigade_worker::machine::ledger::Amount;
 
 use super::Demand;
-use super::lend::{self, Offer};
+use super::lend::{self, Lack, Offer, parts};
 use super::nodes::promise;
-use crate::building::place;
+use crate::building::place::{self, PlaceError};
 
 /// A line on machines that need not exist yet.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub fn planned(demands: &[(Demand, bool)], workers: &[WorkerFacts]) -> Vec<Stand
             held.iter().map(|(other, _)| *other).filter(|other| !demands[*other].1).collect();
         let go = lend::fewest(&may_go, |gone| without(gone).map(drop));
         let standing = match go.and_then(|go| Ok((without(&go)?, go))) {
-            Err(why) => Standing::Never(why),
+            Err(lack) => Standing::Never(lack.why),
             Ok((line, go)) if go.is_empty() => {
                 held.push((at, line.clone()));
                 Standing::Beside(line)
@@ -64,21 +64,26 @@ fn lent(
     demand: &Demand,
     workers: &[WorkerFacts],
     lines: &[&PlannedLine],
-) -> Result<PlannedLine, String> {
+) -> Result<PlannedLine, Lack> {
     let plan = |ids: &[usize]| {
         let left = |id: &usize| {
             let node = workers[*id].node.map(|node| left(node, workers, lines, ids));
-            WorkerFacts { node, ..workers[*id].clone() }
+            let disk = workers[*id].disk.map(|disk| stored_left(disk, workers, lines));
+            WorkerFacts { node, disk, ..workers[*id].clone() }
         };
         let of: Vec<WorkerFacts> = ids.iter().map(left).collect();
-        place::plan_over_facts(&demand.model, &of, &demand.options)
-            .map_err(|error| error.to_string())
+        place::plan_over_facts(&demand.model, &of, &demand.options).map_err(|error| Lack {
+            why: error.to_string(),
+            is_disk: matches!(error, PlaceError::Plan(PlanError::DiskLacks(_))),
+        })
     };
     let offer = |(id, worker): (usize, &WorkerFacts)| {
         let node = worker.node.map(|node| left(node, workers, lines, &[id]));
         let memory = node.map_or(worker.memory, |node| node.left);
         let node = node.map(|node| node.node);
-        Offer { id, memory, has_layers: false, doubted: false, node }
+        let disk = worker.disk.map(|disk| stored_left(disk, workers, lines).left);
+        let parts = parts(demand.model.stored().all(), disk);
+        Offer { id, memory, has_layers: false, doubted: false, node, parts }
     };
     let is_free = |id: usize| lines.iter().all(|line| !line.workers.contains(&id));
     let offers = workers.iter().enumerate().map(offer);
@@ -107,6 +112,16 @@ fn left(
     let taken = stages.iter().map(|(_, bytes)| *bytes).fold(idle, Amount::plus);
     let left = Amount { stage: node.left, host: node.host_left }.minus(taken);
     NodeFacts { left: left.stage, host_left: left.host, ..node }
+}
+
+/// What a cache leaves to a line beside other lines.
+fn stored_left(disk: DiskFacts, workers: &[WorkerFacts], lines: &[&PlannedLine]) -> DiskFacts {
+    let is_there = |id: usize| workers[id].disk.is_some_and(|other| other.folder == disk.folder);
+    let stages = lines.iter().flat_map(|line| {
+        line.plan.stages.iter().filter(|stage| is_there(line.workers[stage.worker]))
+    });
+    let taken = stages.map(|stage| stage.stored).fold(0, u64::saturating_add);
+    DiskFacts { left: disk.left.saturating_sub(taken), ..disk }
 }
 
 /// The workers that belong to no line, with the memory that each may have at most.

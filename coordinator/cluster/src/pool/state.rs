@@ -4,23 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_line::admin::{NodeState, NodeStatus};
-use brigade_plan::MAX_WORKERS;
+use brigade_line::admin::NodeStatus;
+use brigade_plan::{MAX_WORKERS, PlanError};
 use brigade_proto::address::Address;
 use brigade_proto::capability::Requirements;
 use brigade_proto::limits::LEASE_MS;
-use brigade_worker::machine::ledger::Amount;
 use tokio::sync::{mpsc, watch};
 
 use super::Demand;
-use super::lend::{self, Offer, WorkerId};
-use super::nodes::{Does, Nodes, promise};
-use crate::building::{demands, place};
+use super::disks::Disks;
+use super::lend::{self, Lack, Offer, WorkerId};
+use super::nodes::{Nodes, promise};
+use super::worker::{Promise, SeatId, Wanted, Worker};
+use crate::building::demands;
+use crate::building::place::{self, PlaceError};
 use crate::config::StageOptions;
 use crate::members::conn::Conn;
 use crate::members::departed::{Departed, REFUSED_FOR};
-use crate::members::member::{DOUBT_FOR, Known};
-use crate::members::node_memory::{self, Report};
+use crate::members::member::DOUBT_FOR;
+use crate::members::node_disk::DiskReport;
+use crate::members::node_memory::Report;
 
 /// Workers that joined and have not shaken hands, at once: joining proves nothing.
 const MAX_UNPROVEN: usize = 64;
@@ -28,19 +31,16 @@ const MAX_UNPROVEN: usize = 64;
 /// Addresses under way to a line; a worker that finds no room there is lent a moment later.
 const LOAN_QUEUE: usize = 2 * MAX_WORKERS;
 
+/// For so long a worker that may read models' files is taken for one that needs its cache for a model, once it has refused it
+/// for want of room there.
+const NEEDS_CACHE_FOR: Duration = Duration::from_secs(600);
+
 /// How long a line waits for a worker that is free or comes back, before idle models are unloaded for it.
 const WAITS_FOR_OTHERS: Duration = Duration::from_secs(3);
-
-/// How old a report may be that a stage made before it came back, though it arrived later.
-const REPORTS: Duration = Duration::from_secs(2);
 
 /// For so long after a server's start a line that goes on waits for workers that have its layers, and no line takes those that
 /// another one lacks: workers find a new coordinator within this time, when the lease of the one before is over.
 pub(super) const HOLDERS_COME_WITHIN: Duration = Duration::from_millis(LEASE_MS + 3_000);
-
-/// Number of a seat; never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SeatId(usize);
 
 /// The workers that a line lacks.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +67,8 @@ impl Want {
 #[derive(Debug)]
 struct Loan {
     chosen: Vec<WorkerId>,
-    /// What each worker of the line may take of its node's memory; empty where none shares it.
-    promised: Vec<(WorkerId, Amount)>,
+    /// What each worker of the line may take; empty where none shares anything.
+    promised: Vec<(WorkerId, Promise)>,
 }
 
 /// How a worker comes back.
@@ -83,23 +83,6 @@ pub enum Returned {
 }
 
 #[derive(Debug)]
-struct Worker {
-    address: Address,
-    /// `None`: it is being dialled, or was lost while it was lent.
-    conn: Option<Conn>,
-    lent: Option<SeatId>,
-    /// Bytes of its node's memory that the line was promised.
-    promised: Amount,
-    /// When it last came back: what it reported before counts no more.
-    came_back: Option<Instant>,
-    /// Whether its line is giving it back.
-    returns: bool,
-    doubted_until: Option<Instant>,
-    /// The lines that it refused, and until when it is not lent to each of them again.
-    refused: BTreeMap<SeatId, Instant>,
-}
-
-#[derive(Debug)]
 struct Line {
     demand: Demand,
     needs: Requirements,
@@ -107,6 +90,37 @@ struct Line {
     want: Option<Want>,
     wants_since: Option<Instant>,
     why: String,
+    /// Whether only room in caches is lacking.
+    lacks_disk: bool,
+}
+
+impl Line {
+    fn new(demand: Demand, loans: mpsc::Sender<Address>) -> Self {
+        let needs = demands::requirements(&demand.model, &demand.options);
+        let (want, wants_since, why, lacks_disk) = Default::default();
+        Self { demand, needs, loans, want, wants_since, why, lacks_disk }
+    }
+
+    fn model(&self) -> blake3::Hash {
+        self.demand.model.header_hash
+    }
+
+    /// The line, with this seat, as one that workers are looked for.
+    fn wanted<'a>(&'a self, seat: SeatId, search: Search<'a>) -> Wanted<'a> {
+        let Search { gone, ever, now } = search;
+        let stored = self.demand.model.stored().all();
+        Wanted { seat, gone, needs: &self.needs, model: self.model(), stored, ever, now }
+    }
+}
+
+/// What a line is looked for with.
+#[derive(Clone, Copy, Debug)]
+struct Search<'a> {
+    /// Seats that would be given up.
+    gone: &'a [SeatId],
+    /// Whether it is only asked where the line could ever be, with empty caches.
+    ever: bool,
+    now: Instant,
 }
 
 /// Workers, lines and loans.
@@ -119,6 +133,8 @@ pub struct State {
     /// Workers that belong to lines by name.
     named: Vec<Address>,
     departed: Departed,
+    /// The models for which workers of a folder were seen to need it, and until when that is believed.
+    stores: BTreeMap<(u64, [u8; 32]), Instant>,
     changes: watch::Sender<u64>,
     connected: watch::Sender<Arc<[Conn]>>,
 }
@@ -132,6 +148,7 @@ impl State {
             next: 0,
             named,
             departed: Departed::default(),
+            stores: BTreeMap::new(),
             changes: watch::channel(0).0,
             connected: watch::channel(Arc::default()).0,
         }
@@ -177,18 +194,7 @@ impl State {
             return None;
         }
         let id = self.number();
-        let (address, doubted_until) = (address.clone(), None);
-        let worker = Worker {
-            address,
-            conn: None,
-            lent: None,
-            promised: Amount::default(),
-            came_back: None,
-            returns: false,
-            doubted_until,
-            refused: BTreeMap::new(),
-        };
-        self.workers.insert(id, worker);
+        self.workers.insert(id, Worker::new(address.clone()));
         Some(id)
     }
 
@@ -235,9 +241,7 @@ impl State {
     pub fn seat(&mut self, demand: Demand) -> (SeatId, mpsc::Receiver<Address>) {
         let id = SeatId(self.number());
         let (loans, lent) = mpsc::channel(LOAN_QUEUE);
-        let needs = demands::requirements(&demand.model, &demand.options);
-        let line = Line { demand, needs, loans, want: None, wants_since: None, why: String::new() };
-        self.lines.insert(id, line);
+        self.lines.insert(id, Line::new(demand, loans));
         (id, lent)
     }
 
@@ -246,11 +250,11 @@ impl State {
     pub fn reserve(&mut self, demand: Demand) -> Result<(SeatId, mpsc::Receiver<Address>), String> {
         let now = Instant::now();
         let (id, lent) = self.seat(demand);
-        match self.find(id, &self.first_want(id), &[], now) {
+        match self.find(id, &self.first_want(id), Search { gone: &[], ever: false, now }) {
             Ok(loan) => self.lend(id, &loan),
-            Err(why) => {
+            Err(lack) => {
                 self.lines.remove(&id);
-                return Err(self.in_words(&why));
+                return Err(self.in_words(id, &lack.why));
             }
         }
         Ok((id, lent))
@@ -262,7 +266,39 @@ impl State {
         let (id, _) = self.seat(demand.clone());
         let found = self.fewest(id, &self.first_want(id), seats, Instant::now());
         self.lines.remove(&id);
-        found
+        found.map_err(|lack| lack.why)
+    }
+
+    /// Why a model never fits the caches of the workers that there are, whatever goes for it.
+    pub fn never(&mut self, demand: &Demand, now: Instant) -> Option<String> {
+        let (id, _) = self.seat(demand.clone());
+        let never = self.never_of(id, now);
+        self.lines.remove(&id);
+        never
+    }
+
+    /// The same of a line that has a seat.
+    pub fn never_of(&self, id: SeatId, now: Instant) -> Option<String> {
+        let line = self.lines.get(&id)?;
+        let all_are_there = self.workers.values().all(|worker| worker.conn.is_some());
+        let have_come = now.saturating_duration_since(self.began) >= HOLDERS_COME_WITHIN;
+        let seats: Vec<SeatId> = self.lines.keys().copied().collect();
+        let search = Search { gone: &seats, ever: true, now };
+        let disks = self.disks(&line.wanted(id, search));
+        let are_limits = self.workers.keys().any(|worker| disks.facts(*worker, &[]).is_some());
+        if !(all_are_there && have_come && are_limits) {
+            return None;
+        }
+        let lack = self.find(id, &self.first_want(id), search).err()?;
+        lack.is_disk.then(|| {
+            let words = self.words_of(id);
+            format!("{}{words}", lack.why)
+        })
+    }
+
+    /// Whether a line lacks room in caches, and nothing else.
+    pub fn lacks_disk(&self, id: SeatId) -> bool {
+        self.lines.get(&id).is_some_and(|line| line.lacks_disk)
     }
 
     pub fn helps_others(&self, seats: &[SeatId], now: Instant) -> Vec<SeatId> {
@@ -284,8 +320,9 @@ impl State {
         want: &Want,
         seats: &[SeatId],
         now: Instant,
-    ) -> Result<Vec<SeatId>, String> {
-        lend::fewest(seats, |go| self.find(id, want, go, now).map(drop))
+    ) -> Result<Vec<SeatId>, Lack> {
+        let found = |gone: &[SeatId]| self.find(id, want, Search { gone, ever: false, now });
+        lend::fewest(seats, |go| found(go).map(drop))
     }
 
     fn first_want(&self, id: SeatId) -> Want {
@@ -305,6 +342,19 @@ impl State {
 
     pub fn why(&self, id: SeatId) -> String {
         self.lines.get(&id).map(|line| line.why.clone()).unwrap_or_default()
+    }
+
+    /// A worker would not take its stage of a line. `of_disk`: its cache has no room.
+    pub fn declines(&mut self, id: SeatId, address: &Address, why: &str, of_disk: bool) {
+        let now = Instant::now();
+        let Some(worker) = self.lent_to(id, address) else { return };
+        worker.declines(id, why, now);
+        let report = worker.conn.as_ref().and_then(|conn| DiskReport::of(conn, now));
+        let folder = report.filter(|_| of_disk).map(|report| report.folder);
+        let model = self.lines.get(&id).map(|line| *line.model().as_bytes());
+        if let Some(of) = folder.zip(model) {
+            self.stores.insert(of, now + NEEDS_CACHE_FOR);
+        }
     }
 
     pub fn begins_to_return(&mut self, id: SeatId, address: &Address) {
@@ -340,7 +390,7 @@ impl State {
         let now = Instant::now();
         self.lines.remove(&id);
         for worker in self.workers.values_mut() {
-            worker.refused.remove(&id);
+            worker.forget(id);
             if worker.lent == Some(id) {
                 worker.comes_back(now);
             }
@@ -358,13 +408,10 @@ impl State {
 
     /// Looks again, at what a moment's passing changes.
     pub fn look_again(&mut self, now: Instant) {
-        let is_over = |until: Instant| until <= now;
+        self.stores.retain(|_, until| *until > now);
         let mut forgiven = false;
         for worker in self.workers.values_mut() {
-            forgiven |= worker.doubted_until.take_if(|until| is_over(*until)).is_some();
-            let before = worker.refused.len();
-            worker.refused.retain(|_, until| !is_over(*until));
-            forgiven |= worker.refused.len() < before;
+            forgiven |= worker.is_forgiven(now);
         }
         if forgiven { self.changed(now) } else { self.match_all(now) }
     }
@@ -375,28 +422,40 @@ impl State {
         let mut wants: Vec<(SeatId, Want)> = self.lines.iter().filter_map(of).collect();
         wants.sort_by_key(|(id, want)| (!want.makes_do, *id));
         for (id, want) in wants {
-            let mut found = self.find(id, &want, &[], now);
+            let search = Search { gone: &[], ever: false, now };
+            let mut found = self.find(id, &want, search);
             if found.is_err() && want.makes_do {
-                found = self.find(id, &want.made_do(), &[], now);
+                found = self.find(id, &want.made_do(), search);
             }
-            let why = match found {
+            let (why, lacks_disk) = match found {
                 Ok(loan) => {
                     self.lend(id, &loan);
-                    String::new()
+                    (String::new(), false)
                 }
-                Err(why) => self.in_words(&why),
+                Err(lack) => (self.in_words(id, &lack.why), lack.is_disk),
             };
             if let Some(line) = self.lines.get_mut(&id) {
-                line.why = why;
+                (line.why, line.lacks_disk) = (why, lacks_disk);
             }
         }
     }
 
-    fn in_words(&self, why: &str) -> String {
+    /// What workers have said that would not take a stage of a line.
+    fn words_of(&self, id: SeatId) -> String {
+        let mut words: Vec<&str> = self.workers.values().filter_map(|w| w.declined(id)).collect();
+        words.sort_unstable();
+        words.dedup();
+        words.into_iter().map(|why| format!("; {why}")).collect()
+    }
+
+    fn in_words(&self, id: SeatId, why: &str) -> String {
         let there = self.workers.values().filter(|worker| worker.conn.is_some());
         let (n, free) = (there.clone().count(), there.filter(|w| w.lent.is_none()).count());
         let workers = if n == 1 { "worker" } else { "workers" };
-        format!("{n} {workers} joined, of which {free} belong to no other model: {why}")
+        format!(
+            "{n} {workers} joined, of which {free} belong to no other model: {why}{}",
+            self.words_of(id)
+        )
     }
 
     fn lend(&mut self, id: SeatId, loan: &Loan) {
@@ -417,53 +476,69 @@ impl State {
         }
     }
 
-    /// The workers to lend to a line if these `seats` were given up.
-    fn find(
-        &self,
-        id: SeatId,
-        want: &Want,
-        seats: &[SeatId],
-        now: Instant,
-    ) -> Result<Loan, String> {
-        let line = self.lines.get(&id).ok_or("the line has ended")?;
+    /// The workers to lend to a line.
+    fn find(&self, id: SeatId, want: &Want, search: Search) -> Result<Loan, Lack> {
+        let line = self.lines.get(&id).ok_or_else(|| "the line has ended".to_owned())?;
+        let Search { gone, now, .. } = search;
         let counts = |w: &Worker| w.lent == Some(id) && !w.returns && w.conn.is_some();
-        let holds =
-            self.workers.iter().filter(|(_, w)| counts(w) && !want.without.contains(&w.address));
+        let holds = self
+            .workers
+            .iter()
+            .filter(|(_, w)| counts(w) && !want.without.contains(&w.address) && !search.ever);
         let holds: Vec<WorkerId> = holds.map(|(id, _)| *id).collect();
-        let may = |w: &Worker| w.lent.is_none_or(|seat| seats.contains(&seat));
-        let nodes = self.nodes(id, seats, now);
+        let may = |w: &Worker| w.lent.is_none_or(|seat| gone.contains(&seat));
+        let wanted = line.wanted(id, search);
+        let (nodes, disks) = (self.nodes(&wanted), self.disks(&wanted));
         let offers = self
             .workers
             .iter()
-            .filter(|(_, worker)| may(worker) && self.suits(worker, id, seats, now));
-        let offer = |(of, worker): (&WorkerId, &Worker)| worker.offer(*of, id, line, &nodes, now);
+            .filter(|(_, worker)| may(worker) && self.suits(worker, id, gone, now));
+        let offer = |(of, worker): (&WorkerId, &Worker)| worker.offer(*of, &wanted, &nodes, &disks);
         let offers: Vec<Offer> = offers.filter_map(offer).collect();
         let Demand { model, options, .. } = &line.demand;
         let least_ctx = want.least_ctx.or(options.least_ctx);
         let options = StageOptions { least_ctx, ..options.clone() };
         let plan = |ids: &[WorkerId]| {
             let conns = ids.iter().filter_map(|id| self.workers.get(id)?.conn.as_ref());
-            let nodes: Vec<_> = ids.iter().map(|id| nodes.facts(*id, ids)).collect();
-            place::plan_over_nodes(model, conns, &nodes, &options)
-                .map_err(|error| error.to_string())
+            let facts = ids.iter().map(|id| (nodes.facts(*id, ids), disks.facts(*id, ids)));
+            let (nodes, disks): (Vec<_>, Vec<_>) = facts.unzip();
+            place::plan_over_nodes(model, conns, &nodes, &disks, &options).map_err(|error| Lack {
+                why: error.to_string(),
+                is_disk: matches!(error, PlaceError::Plan(PlanError::DiskLacks(_))),
+            })
         };
         let mut fits = |ids: &[WorkerId]| plan(ids).map(drop);
         let chosen = lend::choose(&offers, &holds, want.at_least, &mut fits)?;
         let all = [&holds[..], &chosen].concat();
-        if !all.iter().any(|id| nodes.has(*id)) {
+        let shares = |id: &WorkerId| nodes.has(*id) || disks.facts(*id, &all).is_some();
+        if !all.iter().any(shares) {
             return Ok(Loan { chosen, promised: Vec::new() });
         }
-        let promised = plan(&all)?.stages.into_iter().map(|s| (all[s.worker], promise(&s)));
+        let promised = plan(&all)?.stages.into_iter().map(|stage| {
+            let id = all[stage.worker];
+            let stored = disks.facts(id, &all).map_or(0, |_| stage.stored);
+            (id, Promise { memory: promise(&stage), stored })
+        });
         Ok(Loan { chosen, promised: promised.collect() })
     }
 
-    /// The memory of the workers' nodes, for a line and if these `seats` were given up.
-    fn nodes(&self, id: SeatId, seats: &[SeatId], now: Instant) -> Nodes {
+    /// The memory of the workers' nodes, for a line.
+    fn nodes(&self, to: &Wanted) -> Nodes {
         let seen = self.workers.iter().filter_map(|(of, worker)| {
-            let report = Report::of(worker.conn.as_ref()?, now)?;
-            Some((*of, report, worker.does(id, seats, &report, now)))
+            let report = Report::of(worker.conn.as_ref()?, to.now)?;
+            Some((*of, report, worker.does(to, &report)))
         });
         Nodes::new(seen.collect())
+    }
+
+    /// The workers' caches, for a line.
+    fn disks(&self, to: &Wanted) -> Disks {
+        let needs = |folder: u64| self.stores.contains_key(&(folder, *to.model.as_bytes()));
+        let sharers = self.workers.iter().filter_map(|(id, worker)| {
+            let of = worker.lent.and_then(|seat| Some(self.lines.get(&seat)?.model()));
+            worker.sharer(*id, to, of, needs)
+        });
+        Disks::new(sharers.collect(), to.model, to.ever)
     }
 
     /// Whether a worker may be lent to a line as long as workers still come back to a new coordinator, if these `seats` were
@@ -492,77 +567,5 @@ impl State {
     pub fn spares(&self) -> Vec<NodeStatus> {
         let is_spare = |worker: &&Worker| worker.lent.is_none();
         self.workers.values().filter(is_spare).filter_map(Worker::status).collect()
-    }
-}
-
-impl Worker {
-    /// The worker as an offer to a line; `None`: it cannot be lent to it.
-    fn offer(
-        &self,
-        id: WorkerId,
-        seat: SeatId,
-        line: &Line,
-        nodes: &Nodes,
-        now: Instant,
-    ) -> Option<Offer> {
-        let conn = self.conn.as_ref()?;
-        let beat = conn.pulse().last();
-        let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);
-        let wanted = line.demand.model.header_hash;
-        let layers = beat.as_ref().and_then(|beat| beat.reply().held_layers.as_ref());
-        let has_layers = layers.is_some_and(|held| held.model[..] == wanted.as_bytes()[..]);
-        if drains
-            || self.refused.contains_key(&seat)
-            || self.returns
-            || conn.check(&line.needs).is_err()
-        {
-            return None;
-        }
-        let doubted = self.doubted_until.is_some_and(|until| until > now);
-        let node = nodes.facts(id, &[id]);
-        let memory = node.map_or(conn.capabilities().memory_limit, |node| node.left);
-        Some(Offer { id, memory, has_layers, doubted, node: node.map(|node| node.node) })
-    }
-
-    /// Its line has ended, or does not need it: it has given back what it had.
-    fn comes_back(&mut self, now: Instant) {
-        (self.lent, self.returns, self.promised) = (None, false, Amount::default());
-        self.came_back = Some(now);
-    }
-
-    /// What it does while a line is planned that has not got it, if these `seats` were given up.
-    fn does(&self, id: SeatId, seats: &[SeatId], report: &Report, now: Instant) -> Does {
-        let is_old = |back: Instant| now.saturating_duration_since(back) < report.ago.max(REPORTS);
-        match self.lent {
-            Some(seat) if seats.contains(&seat) => Does::ComesBack,
-            // What it has beside its next line goes before that begins.
-            Some(seat) if seat == id => Does::ComesBack,
-            Some(_) => Does::Serves(self.promised),
-            None if self.came_back.is_some_and(is_old) => Does::ComesBack,
-            None => Does::Nothing,
-        }
-    }
-
-    fn status(&self) -> Option<NodeStatus> {
-        let conn = self.conn.as_ref()?;
-        let Known { name, address, key, device, memory_limit, gb_per_second, gop_per_second } =
-            Known::of(conn);
-        let beat = conn.pulse().last();
-        let node_memory = node_memory::share_of(conn);
-        let ago = |ago: Duration| ago.as_millis() as u64;
-        Some(NodeStatus {
-            name,
-            address,
-            key,
-            state: NodeState::Spare,
-            heard_ms_ago: beat.map(|beat| ago(beat.ago(Instant::now()))),
-            memory_limit: Some(memory_limit),
-            node_memory,
-            disk: node_memory::disk_of(conn),
-            gb_per_second: Some(gb_per_second),
-            gop_per_second: Some(gop_per_second),
-            device: Some(device),
-            ..NodeStatus::default()
-        })
     }
 }

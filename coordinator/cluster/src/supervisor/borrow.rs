@@ -8,6 +8,7 @@ use brigade_proto::address::Address;
 
 use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
+use crate::members::conn::WorkerError;
 use crate::members::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};
 use crate::reconcile::MemberId;
@@ -76,11 +77,38 @@ impl Supervisor {
         let spares: Vec<MemberId> =
             self.members.iter().filter(is_spare).map(|(id, _)| *id).collect();
         for id in spares {
-            self.heartbeats.stop(id);
-            let Some(member) = self.members.remove(&id) else { continue };
-            let Some(address) = address_of(&member) else { continue };
+            let Some(member) = self.members.get(&id) else { continue };
             let how = if member.doubts(now) > 0 { Returned::Doubted } else { Returned::Spare };
             tracing::info!(worker = member.name(), "a worker goes back to the pool");
+            self.give_back(seat, id, how);
+        }
+    }
+
+    /// A worker that was lent will not take its stage: it goes back, and the pool knows when it is asked again. Returns whether
+    /// that is so; else it is put off like others.
+    pub(super) fn is_declined(&mut self, id: MemberId, error: &WorkerError) -> bool {
+        let Some(seat) = self.seat().filter(|_| error.is_refusal()) else { return false };
+        let Some(address) = self.members.get(&id).and_then(address_of) else { return false };
+        let of_disk = matches!(error, WorkerError::NoDisk { .. });
+        seat.declined(&address, &error.to_string(), of_disk);
+        self.give_back(&seat, id, Returned::Spare);
+        true
+    }
+
+    /// Gives all workers that are connected back to the pool, which may choose others.
+    pub(super) fn give_all_back(&mut self) {
+        let Some(seat) = self.seat() else { return };
+        let lent = |m: &Member| m.has_joined() && m.conn().is_some() && !m.is_drained();
+        let all = self.members.iter().filter(|(_, m)| lent(m)).map(|(id, _)| *id);
+        for id in all.collect::<Vec<_>>() {
+            self.give_back(&seat, id, Returned::Spare);
+        }
+    }
+
+    fn give_back(&mut self, seat: &Arc<Seat>, id: MemberId, how: Returned) {
+        self.heartbeats.stop(id);
+        let Some(member) = self.members.remove(&id) else { return };
+        if let Some(address) = address_of(&member) {
             seat.give_back(&address, how, member.conn().cloned());
         }
     }

@@ -94,6 +94,7 @@ impl Supervisor {
         let layers = stages.iter().map(|placed| placed.layers.clone()).collect();
         let paces = stages.iter().map(|placed| placed.pace).collect();
         let stages: Vec<MemberId> = stages.into_iter().map(|placed| placed.member).collect();
+        self.failed.clear();
         self.goal.was_up = true;
         self.goal.last_line = stages.len();
         let names = |id: &MemberId| self.members.get(id).map(Member::name).unwrap_or_default();
@@ -126,8 +127,12 @@ impl Supervisor {
         match error {
             BuildError::Workers(failed) => {
                 self.line = Line::Down { again_at: Instant::now() };
+                let is_refused = failed.iter().any(|(_, error)| error.is_refusal());
                 for (id, error) in failed {
                     self.cannot_build(id, error).await?;
+                }
+                if is_refused && !self.goal.was_up {
+                    self.give_all_back();
                 }
             }
             BuildError::Open(error) if impatient => return Err(GiveUp(error.to_string())),
@@ -152,17 +157,28 @@ impl Supervisor {
         error: WorkerError,
     ) -> Result<(), GiveUp> {
         let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
-        tracing::warn!(%error, "a worker failed while the line was built");
+        let (worker, why) = (member.name(), error.to_string());
+        if self.failed.get(&worker) == Some(&why) {
+            tracing::debug!(%error, "a worker failed again while the line was built");
+        } else {
+            tracing::warn!(%error, "a worker failed while the line was built");
+            self.failed.insert(worker, why);
+        }
         let now = Instant::now();
         match &error {
             WorkerError::Stalled { .. } => member.broke(now, BROKE_BADLY),
             WorkerError::Lost { .. } | WorkerError::StageFailed { .. } => member.broke(now, BROKE),
-            WorkerError::Busy { .. } | WorkerError::Refused { .. } | WorkerError::Start { .. } => {}
+            WorkerError::Busy { .. }
+            | WorkerError::Refused { .. }
+            | WorkerError::NoDisk { .. }
+            | WorkerError::Start { .. } => {}
         }
         if self.gives_up_on(&self.members[&id], &error) {
             return Err(GiveUp(error.to_string()));
         }
-        self.put_off(id, &error).await;
+        if !self.is_declined(id, &error) {
+            self.put_off(id, &error).await;
+        }
         Ok(())
     }
 

@@ -154,7 +154,9 @@ impl Supervisor {
         let (now, why) = (Instant::now(), error.to_string());
         match error {
             WorkerError::Busy { .. } => member.is_busy(now, why).await,
-            WorkerError::Refused { .. } => member.refused(now, why).await,
+            WorkerError::Refused { .. } | WorkerError::NoDisk { .. } => {
+                member.refused(now, why).await
+            }
             _ => member.lost(now, why).await,
         }
     }

@@ -105,6 +105,10 @@ impl Supervisor {
     /// A command with which the operator can provide the lacking memory or workers.
     pub(super) fn step_towards(&self, lacking: &Lacking) -> Option<String> {
         let hint = self.ends.config.how_to_join.as_ref()?;
+        // Its reason says what helps: another machine may be as small.
+        if self.ends.seat.as_ref().is_some_and(|seat| seat.lacks_disk()) {
+            return None;
+        }
         let machines = match lacking {
             Lacking::Workers { there, wanted } => wanted.saturating_sub(*there),
             Lacking::Memory { .. } => 1,

@@ -164,13 +164,23 @@ impl Stable {
         }
     }
 
-    /// Ends loads that stand still, although requests wait for them.
+    /// Ends loads that stand still, although requests wait for them, and those that can never end.
     fn give_up(self: &Arc<Self>) {
         let now = Instant::now();
         for slot in self.all() {
             let patience = slot.served.args().load_patience;
-            let why = slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
-            let Some(reason) = why else { continue };
+            let stands =
+                slot.loaded().as_mut().and_then(|loaded| loaded.stands_still(now, patience));
+            let never = || self.never_fits(&slot);
+            let Some((reason, never)) =
+                stands.map(|why| (why, false)).or_else(|| never().map(|why| (why, true)))
+            else {
+                continue;
+            };
+            if slot.loaded().is_none() {
+                self.refused(&slot, reason);
+                continue;
+            }
             let Ok(turn) = slot.turn.clone().try_lock_owned() else { continue };
             let Some(loaded) = slot.loaded().take() else { continue };
             let stable = self.clone();
@@ -178,9 +188,29 @@ impl Stable {
                 let _doing = stable.doing.read().await;
                 stable.end_line(&slot, Some(loaded), &reason).await;
                 drop(turn);
-                stable.failed(&slot, reason);
+                // One that never fits has not failed: it is loaded when there is room.
+                if never {
+                    stable.refused(&slot, reason);
+                } else {
+                    stable.failed(&slot, reason);
+                }
                 stable.news.notify_one();
             });
+        }
+    }
+
+    /// Why a model that is waited for never fits the workers that there are.
+    fn never_fits(&self, slot: &Slot) -> Option<String> {
+        let pool = &slot.served.shared.as_ref()?.pool;
+        let seat = match slot.loaded().as_ref() {
+            Some(loaded) if loaded.is_up() => return None,
+            Some(loaded) => Some(loaded.seat?),
+            None => None,
+        };
+        match seat {
+            Some(seat) => pool.never_of(seat),
+            None if self.turns().is_wanted(slot.at) => pool.never(&slot.served.demand().ok()?),
+            None => None,
         }
     }
 

@@ -272,7 +272,13 @@ impl Stable {
         let was_there = idle.is_some();
         self.end_line(slot, idle, "an operator wants it").await;
         self.order(slot, |standing| standing.loaded = false)?;
-        Ok(format!("{name} {}", if was_there { "is unloaded" } else { "was not loaded" }))
+        let what = if was_there { "is unloaded" } else { "was not loaded" };
+        let pinned = if slot.standing().pinned {
+            "; it is pinned, and stays again once it is loaded"
+        } else {
+            ""
+        };
+        Ok(format!("{name} {what}{pinned}"))
     }
 
     /// Whether a model stays once it is loaded.
@@ -310,6 +316,11 @@ impl Stable {
                 slot.standing().quarantine = quarantine;
             }
         }
+        self.refused(slot, reason);
+    }
+
+    /// A model is not loaded for this reason: those who wait for it are told.
+    pub(super) fn refused(&self, slot: &Slot, reason: String) {
         self.turns().give_up(slot.at);
         slot.tries.send_modify(|tried| (tried.n, tried.failed) = (tried.n + 1, Some(reason)));
     }
@@ -393,12 +404,19 @@ impl Stable {
                 "its line has failed {FAILURES} times, one after the other ({reason}): load it again with `brigade cluster load {name}`, or change its file"
             )));
         }
-        if slot.served.shared.is_some() {
-            return slot.served.demand().map(drop).map_err(|error| {
+        if let Some(shared) = &slot.served.shared {
+            let demand = slot.served.demand().map_err(|error| {
                 let reason = format!("{error:#}");
                 self.failed(slot, reason.clone());
                 NotLoaded::Never(reason)
-            });
+            })?;
+            return match shared.pool.never(&demand) {
+                Some(reason) => {
+                    slot.tries.send_modify(|tried| tried.failed = Some(reason.clone()));
+                    Err(NotLoaded::Never(reason))
+                }
+                None => Ok(()),
+            };
         }
         let (wants, budget) = (slot.served.host_memory(), self.memory.budget());
         if wants > budget {

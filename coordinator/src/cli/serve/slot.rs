@@ -112,6 +112,11 @@ impl Loaded {
         ended
     }
 
+    /// Whether its line has been up.
+    pub fn is_up(&self) -> bool {
+        self.took.is_some() || matches!(self.app.engine.status(), Status::Ready(_))
+    }
+
     /// Whether its line has ended by itself.
     pub fn is_broken(&self) -> bool {
         matches!(self.app.engine.status(), Status::Failed { .. } | Status::Stopping)
@@ -290,13 +295,18 @@ impl Slot {
         };
         let idle = loaded.as_ref().filter(|loaded| !loaded.is_used());
         let Standing { pinned, loaded: ordered, quarantine } = self.standing().clone();
+        let why = match loaded.as_ref() {
+            None => self.tries.borrow().failed.clone(),
+            Some(loaded) if state == "loading" => Some(how_far(&loaded.app).to_string()),
+            Some(_) => None,
+        };
         let state = if quarantine.is_some() { "quarantined" } else { state };
         ModelState {
             name: self.name().to_owned(),
             state: state.to_owned(),
             pinned,
             ordered,
-            reason: quarantine.map(|quarantine| quarantine.reason),
+            reason: quarantine.map(|quarantine| quarantine.reason).or(why),
             bytes: self.served.host_memory(),
             idle_seconds: idle.map(|loaded| loaded.used.elapsed().as_secs()),
         }

@@ -67,6 +67,15 @@ pub struct Standing {
     pub models: usize,
 }
 
+/// What is pinned in a folder, and what of it one worker alone needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Bytes that all workers have pinned.
+    pub nbytes: u64,
+    /// The part that goes when this worker needs nothing any more.
+    pub own_bytes: u64,
+}
+
 /// Blobs that stay in the cache until this is dropped, or until the process ends.
 #[derive(Debug)]
 pub struct Pinned {
@@ -219,6 +228,23 @@ impl Cache {
     pub fn standing(&self) -> Option<Standing> {
         let _turn = Turn::now(&self.dir).ok()??;
         Some(self.pins(None).ok()?.standing())
+    }
+
+    /// The same in bytes, with what this cache alone has pinned; `None` as for [`Cache::standing`]. Blocks.
+    pub fn shares(&self) -> Option<Shares> {
+        let _turn = Turn::now(&self.dir).ok()??;
+        let [all, others] = [self.pins(None).ok()?, self.pins(Some(Purpose::Stage)).ok()?];
+        let [nbytes, of_others] = [all, others].map(|pins| pins.standing().nbytes);
+        Some(Shares { nbytes, own_bytes: nbytes.saturating_sub(of_others) })
+    }
+
+    /// Names the folder, for all workers of this machine.
+    pub fn folder(&self) -> u64 {
+        let dir = fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        let hash = blake3::hash(dir.as_os_str().as_encoded_bytes());
+        let first = hash.as_bytes().first_chunk().copied().unwrap_or_default();
+        // 0 is no name.
+        u64::from_le_bytes(first).max(1)
     }
 
     /// The limit of its bytes.
