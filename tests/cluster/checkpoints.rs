@@ -20,6 +20,7 @@ use brigade_tests::process::{
 use brigade_tests::secure::{Cluster, Somebody};
 use brigade_tests::streams::{Streams, prompt};
 use brigade_tests::up_share::{free_address, wait_up};
+use brigade_worker::records::folder::checkpoints;
 use serde_json::{Value, json};
 
 /// How long anything may take on a machine that runs other tests.
@@ -308,10 +309,14 @@ fn copies_on_a_disk_are_there_when_the_worker_is_again() {
     }
     let expected = expected(&url);
     go_on(&server, &expected, || signal("KILL", server.children()[1]));
-    let left = || std::fs::read_dir(cache.join("brigade/checkpoints")).unwrap().count();
+    let left = || checkpoints(&cache.join("brigade/records")).unwrap().len();
     let deadline = Instant::now() + PATIENCE;
     while left() > 0 {
-        assert!(Instant::now() < deadline, "{} sequences that ended are still there", left());
+        assert!(
+            Instant::now() < deadline,
+            "{} files of sequences that ended are still there",
+            left()
+        );
         // Closes ride on ubatches.
         ask(&url, &json!({"prompt": [5, 6, 7], "max_tokens": 1}));
         std::thread::sleep(Duration::from_millis(50));

@@ -11,6 +11,7 @@
 //! - [`executor`] is the one thread that owns the stage. Beside it stand what it is asked to do, results on their way out,
 //!   and [`wire`](executor::wire), which converts messages to engine types and back.
 //! - [`copies`] are checkpoints: taken, sent, kept, put back. [`prefixes`] are records of kept prefixes.
+//!   [`records`] are the files that both are stored in.
 //! - [`backend`] is what an engine must offer, with its speed and where experts are beside a GPU; [`stage`] is the engine
 //!   that does.
 //! - [`machine`] is what the process may take of its machine, and [`host`] which machine that is. [`node`] runs several
@@ -32,6 +33,7 @@ pub mod loading;
 pub mod machine;
 pub mod node;
 pub mod prefixes;
+pub mod records;
 pub mod run;
 pub mod services;
 pub mod stage;

@@ -32,9 +32,8 @@ use crate::machine::ledger::{Amount, Ledger, LedgerError};
 use crate::machine::memory;
 use crate::machine::pace::Pace;
 use crate::machine::reading_threads::{Pool, PoolError};
-use crate::prefixes::FOLDER;
-use crate::prefixes::folder::Folder;
-use crate::prefixes::store::{MAX_AGE, Rooms, Store};
+use crate::prefixes::store::{Rooms, Store};
+use crate::records::folder::{Folder, Home, settle_old};
 use crate::services::control::ControlService;
 use crate::services::copies::CopiesService;
 use crate::services::join::keep_joining;
@@ -104,18 +103,25 @@ pub enum WorkerError {
 }
 
 /// The records that the settings ask for.
-async fn open_prefixes(config: &Config, ledger: &Ledger) -> Result<Option<Prefixes>, WorkerError> {
-    let (dir, limits) = (config.cache_dir.join(FOLDER), config.prefixes);
-    if !limits.any() {
+async fn open_prefixes(
+    config: &Config,
+    ledger: &Ledger,
+    home: Arc<Home>,
+) -> Result<Option<Prefixes>, WorkerError> {
+    let (limits, rooms) = (config.prefixes, Rooms::of(ledger, config.prefixes));
+    let (cache, dir) = (config.cache_dir.clone(), home.dir().to_owned());
+    let opened = tokio::task::spawn_blocking(move || {
+        settle_old(&cache);
+        if limits.any() {
+            return Store::open(home, limits, rooms).map(Some);
+        }
         // Old folders are deleted after a time.
-        let expired = tokio::task::spawn_blocking(move || Folder::expire(&dir, MAX_AGE)).await;
-        return expired.map(|()| None).map_err(|error| WorkerError::Lost(error.to_string()));
-    }
-    let (at, rooms) = (dir.clone(), Rooms::of(ledger, limits));
-    let opened = tokio::task::spawn_blocking(move || Store::open(&at, limits, rooms)).await;
-    let opened = opened.map_err(|error| WorkerError::Lost(error.to_string()))?;
+        Folder::expire(home.dir());
+        Ok(None)
+    });
+    let opened = opened.await.map_err(|error| WorkerError::Lost(error.to_string()))?;
     let store = opened.map_err(|source| WorkerError::Prefixes { dir, source })?;
-    Ok(Some(Prefixes::new(store)))
+    Ok(store.map(Prefixes::new))
 }
 
 /// The memory that stages may take: that of the node, where the worker is one of its stages.
@@ -197,8 +203,8 @@ impl Bound {
         let accepted = accepted.filter(|_| config.is_behind_node);
         let listener = listener(&config, &secure.network, accepted).await?;
         let stop = CancellationToken::new();
-        let prefixes = open_prefixes(&config, &ledger).await?;
         let worker = Worker::new(loader, secure.network.clone(), stop.clone());
+        let prefixes = open_prefixes(&config, &ledger, worker.copies().home.clone()).await?;
         let worker = Arc::new(worker.with_prefixes(prefixes));
         Ok(Self { listener, config, secure, worker, stop })
     }

@@ -10,9 +10,9 @@ use brigade_proto::tls::authority::{Validity, newcomer_certificate};
 use brigade_proto::tls::{Authority, NodeKey, Role, Token};
 use brigade_quant::GgmlType;
 use brigade_synth::{ARCHES, FileType, Shape, Spec, write};
-use brigade_worker::prefixes::Key;
-use brigade_worker::prefixes::record::{
-    About, CHECK_BYTES, Id, NewRecord, PREAMBLE_BYTES, Whose, encode,
+use brigade_worker::records::Key;
+use brigade_worker::records::record::{
+    About, CHECK_BYTES, Checkpoint, Id, NewRecord, PREAMBLE_BYTES, Whose, checkpoint_head, encode,
 };
 use prost::Message;
 use std::error::Error;
@@ -49,6 +49,7 @@ fn records() -> Result<(), Box<dyn Error>> {
         len: 70,
         has_pages: true,
         alone: tail.is_none(),
+        pages: u32::from(tail.is_none()),
     };
     let page = vec![(0, true, vec![7; 6].into()), (1, true, vec![8; 2].into())];
     let rest = vec![(0, true, vec![].into()), (256, false, vec![9; 3].into())];
@@ -59,7 +60,12 @@ fn records() -> Result<(), Box<dyn Error>> {
     let inside = &bundle[PREAMBLE_BYTES..];
     let (head, data) = inside.split_at(inside.len() - n_data);
     let head = &head[..head.len() - CHECK_BYTES];
-    Ok(save("records", "two", &[&[n_data as u8], head, data].concat())?)
+    save("records", "two", &[&[n_data as u8], head, data].concat())?;
+    let prints = vec![blake3::hash(b"layer 3")];
+    let of = Checkpoint { name: [7; 16], layers: 3..4, prints, at: Some((70, [8; 16])) };
+    let bundle = checkpoint_head(&of, [3; 32], &new);
+    let head = &bundle[PREAMBLE_BYTES..bundle.len() - CHECK_BYTES];
+    Ok(save("records", "checkpoint", &[&[n_data as u8], head, data].concat())?)
 }
 
 /// A token, a name, an id; certificates of an authority, of a node and of a newcomer, a key, a list of revoked keys.

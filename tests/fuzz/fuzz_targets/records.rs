@@ -1,8 +1,8 @@
-//! Records of prefixes, which are read from the disk.
+//! Records of prefixes and of checkpoints, which are read from the disk.
 
 #![no_main]
 
-use brigade_worker::prefixes::record::{Bundle, begun, verify};
+use brigade_worker::records::record::{Bundle, begun, verify};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

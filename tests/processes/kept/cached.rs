@@ -247,7 +247,7 @@ fn records_of(place: &Place, name: &str) -> usize {
         let all = std::fs::read_dir(dir).into_iter().flatten();
         all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
-    let folders = of(&place.dir.join(name).join("prefixes"));
+    let folders = of(&place.dir.join(name).join("records"));
     records_among(&folders.iter().flat_map(|dir| of(dir)).collect::<Vec<_>>())
 }
 

@@ -11,7 +11,7 @@ use brigade_model_tests::golden::VectorRecipe;
 use brigade_synth::{AdapterSpec, write_adapter};
 use brigade_tests::older::Older;
 use brigade_tests::process::{Running, run, synth};
-use brigade_worker::prefixes::record::{Bundle, Whose};
+use brigade_worker::records::record::{Bundle, Whose};
 use serde_json::Value;
 
 use crate::kept::records::{Place, ask, ask_as, metric, prompt, reply, settle_kept, until};

@@ -69,7 +69,7 @@ impl Place {
             let all = std::fs::read_dir(dir).into_iter().flatten();
             all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
         };
-        of(&self.dir.join("cache/brigade/prefixes")).iter().flat_map(|dir| of(dir)).collect()
+        of(&self.dir.join("cache/brigade/records")).iter().flat_map(|dir| of(dir)).collect()
     }
 }
 

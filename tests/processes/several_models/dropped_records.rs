@@ -19,7 +19,7 @@ fn records(folder: &Path) -> usize {
         let all = std::fs::read_dir(dir).into_iter().flatten();
         all.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
-    let realms = entries(&folder.join("prefixes"));
+    let realms = entries(&folder.join("records"));
     let files = realms.iter().flat_map(|realm| entries(realm));
     files.filter(|file| !file.ends_with("lock") && !file.ends_with("form")).count()
 }

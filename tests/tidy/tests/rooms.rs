@@ -123,8 +123,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "worker/src",
         &[
-            "machine", "weights", "backend", "copies", "executor", "prefixes", "config", "host",
-            "identity", "loading", "stage", "state", "services", "run", "node",
+            "machine", "weights", "records", "backend", "copies", "executor", "prefixes", "config",
+            "host", "identity", "loading", "stage", "state", "services", "run", "node",
         ],
     ),
     (

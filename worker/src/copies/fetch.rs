@@ -25,10 +25,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::Kind;
 use super::parts::{self, Assembler, Event, bad};
 use super::piece::Piece;
 use super::store::{BlockPieces, Item, Pieces, What};
+use crate::records::Kind;
 
 /// A worker that keeps copies.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //! A stage copies the new part of a sequence's state when a ubatch tells it to. Every stage does so at the same
 //! ubatch, so that all copies belong to one position. The executor's thread only copies memory, into a bounded room
 //! ([`taker`]). A task sends the copies to a neighbour of the line ([`copy_sender`](crate::services::copy_sender)) or
-//! writes them to the disk ([`disk`]), at a bounded rate. Copies from other workers are kept in a [`store`], layer by
+//! writes them to its records on the disk ([`disk`]), at a bounded rate. Copies from other workers are kept in a [`store`], layer by
 //! layer.
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
@@ -18,23 +18,15 @@ pub mod fetch;
 pub mod parting;
 pub mod parts;
 pub mod piece;
-pub mod rate;
 pub mod stage_copy;
 pub mod store;
 pub mod taker;
-
-/// The hash of all properties that copies depend on: model, cache type, numerics, and the type of values between
-/// stages.
-pub type Kind = [u8; 32];
 
 /// Bytes of copies that wait to be sent; a checkpoint for which there is no room is taken in part, or later.
 pub const QUEUE_BYTES: usize = 128 << 20;
 
 /// Bytes of a neighbour's copy that have come while it is not whole: as many as that had waiting.
 pub const IN_QUEUE_BYTES: usize = QUEUE_BYTES;
-
-/// Bytes of copies a second that a worker sends or writes at most.
-pub const BYTES_PER_SECOND: u64 = 256 << 20;
 
 /// Positions of a sequence for which recurrent states, and pages that were not full, are kept. Stages may be this
 /// many checkpoints apart.

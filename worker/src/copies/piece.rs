@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,10 +13,10 @@ use bytes::Bytes;
 pub enum Piece {
     /// Bytes in memory.
     Memory(Bytes),
-    /// A range of a file.
+    /// A range of a file. It is opened when it is read: a sequence has many.
     File {
-        /// The open file.
-        file: Arc<File>,
+        /// Where the file is.
+        path: Arc<Path>,
         /// Offset of the first byte.
         offset: u64,
         /// Number of bytes.
@@ -63,8 +64,8 @@ impl Piece {
             Self::Memory(bytes) => {
                 Self::Memory(bytes.slice(begin as usize..(begin + nbytes) as usize))
             }
-            Self::File { file, offset, .. } => {
-                Self::File { file: file.clone(), offset: offset + begin, len: nbytes }
+            Self::File { path, offset, .. } => {
+                Self::File { path: path.clone(), offset: offset + begin, len: nbytes }
             }
         }
     }
@@ -76,9 +77,9 @@ impl Piece {
     pub fn read(&self) -> io::Result<Bytes> {
         match self {
             Self::Memory(bytes) => Ok(bytes.clone()),
-            Self::File { file, offset, len } => {
+            Self::File { path, offset, len } => {
                 let mut bytes = vec![0; usize::try_from(*len).unwrap_or(usize::MAX)];
-                file.read_exact_at(&mut bytes, *offset)?;
+                File::open(path)?.read_exact_at(&mut bytes, *offset)?;
                 Ok(bytes.into())
             }
         }

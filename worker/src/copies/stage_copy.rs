@@ -5,7 +5,7 @@ use std::ops::Range;
 use blake3::Hash;
 use brigade_engine::state::StageCopy;
 
-use crate::copies::Kind;
+use crate::records::Kind;
 
 /// A part of a stage's state, with the properties that it depends on.
 #[derive(Debug)]

@@ -11,8 +11,9 @@ use brigade_engine::batch::{CopyName, TokenMark};
 use brigade_engine::kernels::KV_PAGE;
 use brigade_proto::limits::COPY_POSITIONS;
 
+use super::RESTS_KEPT;
 use super::piece::Piece;
-use super::{Kind, RESTS_KEPT};
+use crate::records::Kind;
 
 /// Bytes that a layer of a sequence takes beside its copies: marks of its positions, and places in tables.
 pub const LAYER_BYTES: u64 = 2 << 10;

@@ -16,14 +16,15 @@ use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::QUEUE_BYTES;
 use super::buffers::Buffers;
 use super::fetch::Gathered;
 use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
 use super::stage_copy::Copied;
 use super::store::{Head, Item, Store, What};
-use super::{Kind, QUEUE_BYTES};
 use crate::backend::{CopyFacts, StageError, StageRunner};
+use crate::records::Kind;
 
 /// Bytes that one permit of the outbox stands for.
 const PERMIT_BYTES: usize = 1 << 10;

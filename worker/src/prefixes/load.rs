@@ -9,14 +9,13 @@ use brigade_engine::kernels::KV_PAGE;
 use brigade_proto::failure::{Failure, FailureKind};
 use bytes::Bytes;
 
-use super::Key;
-use super::record::{Bundle, Id, Record};
 use super::store::{Read, Store};
 use super::wire::At;
-use crate::copies::Kind;
 use crate::copies::parts::bad;
 use crate::copies::piece::Piece;
 use crate::copies::store::{BlockPieces, Head, Pieces};
+use crate::records::record::{Bundle, Id, Part, Record};
+use crate::records::{Key, Kind};
 
 /// A layer that is put together, as far as it is.
 struct Layer {
@@ -175,9 +174,9 @@ fn block_of(
 }
 
 /// The bytes of each block in a record.
-fn parts<'r>(record: &'r Record, bytes: &Bytes) -> Vec<(&'r super::record::Part, Bytes)> {
+fn parts<'r>(record: &'r Record, bytes: &Bytes) -> Vec<(&'r Part, Bytes)> {
     let mut begin = 0;
-    let part = |part: &'r super::record::Part| {
+    let part = |part: &'r Part| {
         let end = begin + part.nbytes as usize;
         let bytes = bytes.slice(begin..end);
         begin = end;

@@ -2,32 +2,20 @@
 //!
 //! A kept state is lost with its slot: when others need the place, when the line is cut anew, when a process ends. A
 //! **record** outlives it: the keys and values of one full page of one layer, or the state that is valid at one
-//! position alone. Its name is a hash of everything that its bits depend on: the tokens up to there
-//! ([`record::Id::chain`], which only the coordinator can make), and all else ([`record::Id::line`]). So the same
-//! page is written once, and any later line finds it layer by layer.
+//! position alone. Its [`Id`](crate::records::record::Id) is a hash of everything that its bits depend on: the tokens up to
+//! there, which only the coordinator can name, and all else. So the same page is written once, and any later line finds it
+//! layer by layer.
 //!
-//! - [`record`] is the form of records: those of a page of all layers of a stage are one **bundle**.
-//! - [`folder`] stores bundles as files, and lists them at the start.
+//! - [`records`](crate::records) has their form, and the folder. Those of a page of all layers of a stage are one **bundle**.
 //! - [`store`] is the index of records, and evicts the longest unused.
 //! - [`save`] takes a state apart, and [`load`] puts it together.
 //!
 //! The coordinator decides what is kept, and whether to load or to compute. A damaged record counts as missing.
 
-pub mod folder;
 pub mod load;
-pub mod record;
 pub mod save;
 pub mod store;
 pub mod wire;
-
-/// Stands for tokens, a line, a realm or an owner.
-pub type Key = [u8; 16];
-
-/// Where records lie, in the cache's folder.
-pub const FOLDER: &str = "prefixes";
-
-/// Records that were not read for so many days are dropped.
-pub const MAX_AGE_DAYS: u64 = 30;
 
 /// Most bundles in the index, in memory and on the disk: their entries take memory too.
 pub const MAX_BUNDLES: usize = 256 << 10;

@@ -13,16 +13,16 @@ use brigade_proto::failure::{Failure, FailureKind};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use super::record::{About, Id, NewRecord, Whose, encode};
 use super::store::Store;
 use super::wire::At;
-use super::{Key, MAX_STEP_BYTES, STEP_BYTES};
+use super::{MAX_STEP_BYTES, STEP_BYTES};
 use crate::copies::parts::bad;
-use crate::copies::rate::Rate;
 use crate::copies::stage_copy::Copied;
 use crate::executor::changes::Unchanged;
 use crate::executor::gone;
 use crate::executor::jobs::Job;
+use crate::records::Key;
+use crate::records::record::{About, Id, NewRecord, Whose, encode};
 
 /// A state that is to be saved.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Saving {
         }
         let shapes = shapes(&about);
         let Some(mut first) = self.first_missing(&shapes, full, tail) else { return Ok(0) };
-        let (mut written, mut rate, mut room) = (0, Rate::new(), STEP_BYTES);
+        let (mut written, mut room) = (0, STEP_BYTES);
         loop {
             let copied = copy(first, room).await?;
             let StageCopy { n_pages, complete, .. } = copied.copy;
@@ -98,7 +98,7 @@ impl Saving {
                     let why = format!("--prefix-disk: {error}");
                     Failure::refusal(FailureKind::Storage, why)
                 })?;
-                if let Some(then) = rate.sent(nbytes) {
+                if let Some(then) = self.store.home().rate.sent(nbytes) {
                     tokio::time::sleep_until(then).await;
                 }
             }
@@ -165,6 +165,7 @@ impl Saving {
                     len,
                     has_pages: shape.has_pages(),
                     alone: !shape.unpaged,
+                    pages: u32::from(page.is_some()),
                 };
                 wanted.then(|| NewRecord { about, parts: parts.collect() })
             };
@@ -218,6 +219,7 @@ mod tests {
     use super::*;
     use crate::executor::changes::Changes;
     use crate::machine::ledger::{Amount, Ledger};
+    use crate::records::folder::Home;
 
     const EPOCH: u64 = 2;
     const SLOT: u32 = 3;
@@ -262,7 +264,7 @@ mod tests {
         let sizes = Sizes { ram: 1 << 20, disk: 0 };
         let ledger = Ledger::alone(Amount::default());
         let rooms = Rooms::of(&ledger, sizes);
-        let store = Arc::new(Store::open(Path::new("nowhere"), sizes, rooms).unwrap());
+        let store = Arc::new(Store::open(Home::of(Path::new("nowhere")), sizes, rooms).unwrap());
         let keys =
             Keys { chain: vec![[0; 16], [1; 16], [2; 16]], layers: 0..1, lines: vec![[4; 16]] };
         let saving = Saving {

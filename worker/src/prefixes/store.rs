@@ -4,20 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 
-use super::folder::{Folder, Found, on_disk};
-use super::record::{Bundle, Id, Record, Whose, verify};
-use super::{Key, MAX_AGE_DAYS, MAX_BUNDLES};
+use super::MAX_BUNDLES;
 use crate::machine::ledger::Ledger;
 use crate::machine::ledger::room::{Medium, Room};
-
-/// How long a record stays that is not read.
-pub const MAX_AGE: Duration = Duration::from_secs(MAX_AGE_DAYS * 24 * 3600);
+use crate::records::folder::{Folder, Found, Home, LET_GO_WITHIN, Sort, on_disk};
+use crate::records::record::{Bundle, Id, Record, Whose, verify};
+use crate::records::{Key, MAX_AGE};
 
 /// How long after its start a worker looks for folders that are left over: those who share the cache have started then.
 const OTHERS_START_WITHIN: Duration = Duration::from_secs(60);
@@ -170,28 +167,30 @@ impl Read {
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
-    folder: Option<Folder>,
+    home: Arc<Home>,
+    folder: Option<Arc<Folder>>,
     /// Held while a bundle is written. When folders that are left over are looked for.
     writing: Mutex<Option<Instant>>,
 }
 
 impl Store {
-    /// Opens the folder in `dir`, if the disk may be used at all, and lists its bundles. `limits` are those of `rooms`. Blocks.
+    /// Opens the folder at home, if the disk may be used at all, and lists its bundles. `limits` are those of `rooms`. Blocks.
     ///
     /// # Errors
     /// The folder cannot be used.
-    pub fn open(dir: &Path, limits: Sizes, rooms: Rooms) -> io::Result<Self> {
+    pub fn open(home: Arc<Home>, limits: Sizes, rooms: Rooms) -> io::Result<Self> {
         let mut inner = Inner::new(rooms);
         let (folder, found) = match limits.disk {
             0 => {
-                Folder::expire(dir, MAX_AGE);
+                Folder::expire(home.dir());
                 (None, Vec::new())
             }
-            _ => Folder::open(dir).map(|(folder, found)| (Some(folder), found))?,
+            _ => home.folder(LET_GO_WITHIN).map(|(folder, found)| (Some(folder), found))?,
         };
         inner.insert_found(found);
         let looks = Instant::now() + OTHERS_START_WITHIN;
-        let store = Self { inner: Mutex::new(inner), folder, writing: Mutex::new(Some(looks)) };
+        let (inner, writing) = (Mutex::new(inner), Mutex::new(Some(looks)));
+        let store = Self { inner, home, folder, writing };
         let mut inner = store.inner();
         store.take_room(&mut inner, 0);
         inner.settle();
@@ -199,6 +198,11 @@ impl Store {
         tracing::info!(bundles, on_disk = used, ?limits, "records of kept prefixes");
         drop(inner);
         Ok(store)
+    }
+
+    /// Where the records lie.
+    pub fn home(&self) -> &Home {
+        &self.home
     }
 
     /// Whether a record is here.
@@ -238,7 +242,7 @@ impl Store {
             (inner.next - 1, writes, inner.ram.has_room(nbytes))
         };
         let written = match &self.folder {
-            Some(folder) if writes => folder.write(no, &bytes),
+            Some(folder) if writes => folder.write(Sort::Prefix, no, &[&bytes]).map(drop),
             _ => Ok(()),
         };
         let mut inner = self.inner();

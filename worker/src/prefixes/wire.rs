@@ -9,10 +9,10 @@ use brigade_proto::limits::{
     COPY_NAME_BYTES, MAX_LAYERS, MAX_PREFIX_OWNERS, MAX_PREFIX_PAGES, PREFIX_POSITIONS,
 };
 
-use super::Key;
-use super::record::{Record, key};
 use super::store::Store;
 use crate::copies::parts::bad;
+use crate::records::Key;
+use crate::records::record::{Record, key};
 
 /// Keys of a prompt's records.
 #[derive(Clone, Debug, PartialEq, Eq)]

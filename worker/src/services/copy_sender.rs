@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::copies::disk::Disk;
 use crate::copies::parts;
-use crate::copies::rate::Rate;
 use crate::copies::taker::{Outbox, Outgoing, Taken};
+use crate::records::folder::Home;
+use crate::records::rate::Rate;
 use crate::state::{LaneGrant, Worker};
 
 /// Messages made and not yet taken by the transport.
@@ -57,8 +58,8 @@ pub fn start(worker: &Worker, grant: &LaneGrant) -> Option<Outbox> {
             task::spawn(to.run(outgoing, grant.cancel.clone()));
         }
         (CheckpointMode::Disk, _) => {
-            let disk = copies.disk();
-            tokio::task::spawn_blocking(move || write_all(disk.as_deref(), outgoing));
+            let (disk, home) = (copies.disk(), copies.home.clone());
+            tokio::task::spawn_blocking(move || write_all(disk.as_deref(), &home, outgoing));
         }
         _ => return None,
     }
@@ -122,7 +123,7 @@ async fn pump(
     outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
     messages: mpsc::Sender<KeepRequest>,
 ) {
-    let mut rate = Rate::new();
+    let rate = Rate::new();
     while let Some(next) = outgoing.recv().await {
         let all: Box<dyn Iterator<Item = CopyPart> + Send> = match next {
             Outgoing::Forget(name, _) => Box::new(std::iter::once(parts::forget(name))),
@@ -149,8 +150,7 @@ fn of_copy(taken: Taken) -> impl Iterator<Item = CopyPart> + Send {
 }
 
 /// Writes until the lane is over. A disk that fails is told of once; copies are lost then, and nothing else.
-fn write_all(disk: Option<&Disk>, mut outgoing: mpsc::UnboundedReceiver<Outgoing>) {
-    let mut rate = Rate::new();
+fn write_all(disk: Option<&Disk>, home: &Home, mut outgoing: mpsc::UnboundedReceiver<Outgoing>) {
     let mut told = disk.is_none();
     while let Some(next) = outgoing.blocking_recv() {
         let Some(disk) = disk else { continue };
@@ -163,7 +163,7 @@ fn write_all(disk: Option<&Disk>, mut outgoing: mpsc::UnboundedReceiver<Outgoing
         };
         match written {
             Ok(nbytes) => {
-                if let Some(then) = rate.sent(nbytes) {
+                if let Some(then) = home.rate.sent(nbytes) {
                     std::thread::sleep(then.saturating_duration_since(Instant::now()));
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{CopyName, TokenMark};
@@ -28,9 +29,7 @@ use crate::executor::gone;
 use crate::executor::jobs::{HeldFound, Job};
 use crate::loading::order::{Order, key_from_wire};
 use crate::prefixes::wire::At;
-
-/// Folder of copies in the cache's.
-const FOLDER: &str = "checkpoints";
+use crate::records::folder::Home;
 
 /// All copies on this worker.
 #[derive(Debug)]
@@ -43,24 +42,26 @@ pub struct Copies {
     pub parting: Arc<Parting>,
     /// Memory of all of them that is used again.
     pub buffers: Arc<Buffers>,
+    /// Where copies on the disk lie, beside other records.
+    pub home: Arc<Home>,
     budget: Arc<Budget>,
     disk: Mutex<Option<Arc<Disk>>>,
     /// Ends the stream that brings others' copies.
     keeping: Mutex<CancellationToken>,
 }
 
-impl Default for Copies {
-    fn default() -> Self {
+impl Copies {
+    /// No copies yet; those on the disk will lie in this cache's folder.
+    pub fn of(cache: &Path) -> Self {
+        let home = Home::of(cache);
         let budget = Arc::new(Budget::default());
         let kept = Arc::new(Store::new(budget.clone()));
         let own = Arc::new(Store::new(budget.clone()));
         let buffers = Arc::new(Buffers::new(budget.clone()));
         let (parting, disk, keeping) = Default::default();
-        Self { kept, own, parting, buffers, budget, disk, keeping }
+        Self { kept, own, parting, buffers, home, budget, disk, keeping }
     }
-}
 
-impl Copies {
     /// Copies on the disk, once an order has asked for them.
     pub fn disk(&self) -> Option<Arc<Disk>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -128,12 +129,12 @@ impl Worker {
         if wanted.mode != CheckpointMode::Disk || self.copies.disk().is_some() {
             return Ok(());
         }
-        let dir = self.loader.cache.dir().join(FOLDER);
+        let home = self.copies.home.clone();
         let opened = blocking(move || {
-            Disk::open(dir.clone(), DISK_BYTES).map_err(|error| {
+            Disk::open(&home, DISK_BYTES).map_err(|error| {
                 let why = format!(
                     "--checkpoint disk: {}: {error}; give the worker another --cache-dir",
-                    dir.display()
+                    home.dir().display()
                 );
                 Failure::refusal(FailureKind::Storage, why)
             })

@@ -94,6 +94,7 @@ struct Inner {
 impl Worker {
     /// A worker that holds nothing yet; `stop` ends its lanes.
     pub fn new(loader: Loader, network: Network, stop: CancellationToken) -> Self {
+        let copies = Copies::of(loader.cache.dir());
         let inner = Inner {
             session: Session::default(),
             order: None,
@@ -119,7 +120,7 @@ impl Worker {
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
-            copies: Copies::default(),
+            copies,
             prefixes: None,
             stuck: watch::Sender::new(None),
         }

@@ -17,10 +17,10 @@ use crate::copies::store::Pieces;
 use crate::executor::changes::Unchanged;
 use crate::executor::gone;
 use crate::prefixes::load;
-use crate::prefixes::record::{Whose, key};
 use crate::prefixes::save::{Saving, copied};
 use crate::prefixes::store::{Store, Used};
 use crate::prefixes::wire::{At, Keys, owners};
+use crate::records::record::{Whose, key};
 
 /// Records on this worker.
 #[derive(Debug)]

@@ -1,12 +1,13 @@
 //! Limits, order of eviction, and recovery after a crash.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::super::record::{About, NewRecord, encode};
 use super::*;
 use crate::machine::ledger::{Amount, Book};
 use crate::machine::share::Share;
+use crate::records::folder::Home;
+use crate::records::record::{About, NewRecord, encode};
 
 const WHOSE: Whose = Whose { realm: [1; 16], owner: [2; 16] };
 
@@ -18,7 +19,12 @@ fn scratch(name: &str) -> PathBuf {
 
 /// The store of a worker of its own.
 fn opened(dir: &Path, limits: Sizes) -> Store {
-    Store::open(dir, limits, Rooms::of(&Ledger::alone(Amount::default()), limits)).unwrap()
+    Store::open(
+        Home::at(dir.to_owned()),
+        limits,
+        Rooms::of(&Ledger::alone(Amount::default()), limits),
+    )
+    .unwrap()
 }
 
 fn key(n: u64) -> Key {
@@ -49,6 +55,7 @@ fn bundle(whose: Whose, n: u64, nbytes: usize) -> Vec<u8> {
         len: 64,
         has_pages: true,
         alone: true,
+        pages: 1,
     };
     let record = NewRecord { about, parts: vec![(0, true, bytes_of(n, nbytes))] };
     encode(whose, [3; 32], &[record])
@@ -291,6 +298,7 @@ fn records_of_several_bundles_come_in_the_order_they_were_asked_for() {
             len: 64,
             has_pages: true,
             alone: true,
+            pages: 1,
         };
         let value = |layer: u64, n: u64| bytes_of(10 * layer + n, 40 + layer as usize);
         let record = |layer: u64, n: u64| {
@@ -337,7 +345,7 @@ fn stages_of_a_node_share_the_room_by_need() {
     let of_node = |number| {
         let memory = Amount::of_stage(1 << 40);
         let ledger = Ledger::of_node(book.inherited(), Share::new(number, 2), memory).unwrap();
-        Store::open(&dir, limits, Rooms::of(&ledger, limits)).unwrap()
+        Store::open(Home::at(dir.clone()), limits, Rooms::of(&ledger, limits)).unwrap()
     };
     let (first, second) = (of_node(1), of_node(2));
     let has = |store: &Store, ns: [u64; 4]| ns.map(|n| store.has(&page(n)));

@@ -1,15 +1,15 @@
 //! The form of records. A bundle has records that were written together, each with a hash of its bytes, behind a head
-//! that lists them.
+//! that lists them. It is of kept prefixes, whose records have keys, or of the checkpoint of one sequence.
 
 use std::io;
 use std::ops::Range;
 
 use blake3::Hash;
+use brigade_proto::limits::MAX_LAYERS;
 use bytes::Bytes;
 use prost::Message;
 
-use super::Key;
-use crate::copies::Kind;
+use super::{Key, Kind};
 
 /// Begins every bundle; another number is another form.
 const MAGIC: &[u8; 8] = b"brgpfx\x00\x01";
@@ -61,6 +61,8 @@ pub struct About {
     pub has_pages: bool,
     /// Whether at a page's end pages are all that the layer needs.
     pub alone: bool,
+    /// In a checkpoint, the full pages that it has, up to `len`; 0: a rest. A prefix's record has one page, or a tail.
+    pub pages: u32,
 }
 
 /// A layer's part of a page, or the part of a state that is good for one position alone.
@@ -100,11 +102,26 @@ pub struct Whose {
     pub owner: Key,
 }
 
+/// The sequence that a checkpoint is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The sequence's name.
+    pub name: Key,
+    /// First and end of the stage's layers.
+    pub layers: Range<u32>,
+    /// Fingerprints of their weights, in order.
+    pub prints: Vec<Hash>,
+    /// The position that is whole with this bundle, and the mark of its tokens; `None`: more follows.
+    pub at: Option<(u32, Key)>,
+}
+
 /// The head of a bundle: its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// The cluster and the owner.
     pub whose: Whose,
+    /// The sequence; `None`: the records are of kept prefixes.
+    pub checkpoint: Option<Checkpoint>,
     /// The hash of the properties that the states depend on.
     pub kind: Kind,
     /// The records, in the order of their bytes.
@@ -123,6 +140,23 @@ struct Head {
     kind: Vec<u8>,
     #[prost(message, repeated, tag = "4")]
     records: Vec<RecordHead>,
+    #[prost(message, optional, tag = "5")]
+    checkpoint: Option<CheckpointHead>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CheckpointHead {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    layer_begin: u32,
+    #[prost(bytes = "vec", tag = "3")]
+    prints: Vec<u8>,
+    #[prost(uint32, tag = "4")]
+    len: u32,
+    /// Empty: no position is whole with it.
+    #[prost(bytes = "vec", tag = "5")]
+    mark: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -148,6 +182,8 @@ struct RecordHead {
     parts: Vec<PartHead>,
     #[prost(bytes = "vec", tag = "10")]
     check: Vec<u8>,
+    #[prost(uint32, tag = "11")]
+    pages: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -160,14 +196,34 @@ struct PartHead {
     nbytes: u64,
 }
 
-/// The bytes of a bundle of these records.
-pub fn encode(whose: Whose, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
-    let head = Head {
+/// The bytes of a bundle of a sequence's checkpoint before those of its records, which follow in order.
+pub fn checkpoint_head(of: &Checkpoint, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
+    let (len, mark) = of.at.map(|(len, mark)| (len, mark.to_vec())).unwrap_or_default();
+    let checkpoint = CheckpointHead {
+        name: of.name.into(),
+        layer_begin: of.layers.start,
+        prints: of.prints.iter().flat_map(|print| *print.as_bytes()).collect(),
+        len,
+        mark,
+    };
+    let nobody = Whose { realm: [0; 16], owner: [0; 16] };
+    let head = Head { checkpoint: Some(checkpoint), ..head_with(nobody, kind, records) };
+    begun(&head.encode_to_vec(), 0)
+}
+
+fn head_with(whose: Whose, kind: Kind, records: &[NewRecord]) -> Head {
+    Head {
         realm: whose.realm.into(),
         owner: whose.owner.into(),
         kind: kind.into(),
         records: records.iter().map(head_of).collect(),
-    };
+        checkpoint: None,
+    }
+}
+
+/// The bytes of a bundle of these records of kept prefixes.
+pub fn encode(whose: Whose, kind: Kind, records: &[NewRecord]) -> Vec<u8> {
+    let head = head_with(whose, kind, records);
     let nbytes: usize = records.iter().flat_map(|r| &r.parts).map(|(.., bytes)| bytes.len()).sum();
     let mut bytes = begun(&head.encode_to_vec(), nbytes);
     for (.., part) in records.iter().flat_map(|record| &record.parts) {
@@ -206,6 +262,7 @@ fn head_of(record: &NewRecord) -> RecordHead {
         alone: about.alone,
         parts: record.parts.iter().map(part).collect(),
         check: check(&parts).into(),
+        pages: about.pages,
     }
 }
 
@@ -236,7 +293,22 @@ impl Bundle {
         }
         let whose = Whose { realm: key(&head.realm)?, owner: key(&head.owner)? };
         let kind = head.kind.as_slice().try_into().ok()?;
-        Some(Self { whose, kind, records, head_bytes })
+        let checkpoint = match head.checkpoint {
+            Some(of) => Some(of.checkpoint()?),
+            None => None,
+        };
+        Some(Self { whose, kind, checkpoint, records, head_bytes })
+    }
+
+    /// Decodes a bundle all of whose bytes are here. `None`: any of it is damaged, or it is no bundle.
+    pub fn verified(bytes: &Bytes) -> Option<Self> {
+        let bundle = Self::decode(bytes)?;
+        let is_good = |record: &Record| {
+            let Range { start, end } = bundle.place(record);
+            verify(record, bytes.slice(start as usize..end as usize)).is_ok()
+        };
+        let is_whole = bundle.nbytes() == bytes.len() as u64;
+        (is_whole && bundle.records.iter().all(is_good)).then_some(bundle)
     }
 
     /// Bytes of all of it.
@@ -247,6 +319,20 @@ impl Bundle {
     /// Where the bytes of a record are.
     pub fn place(&self, record: &Record) -> Range<u64> {
         record.offset..record.offset + record.nbytes()
+    }
+}
+
+impl CheckpointHead {
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        let (prints, rest) = self.prints.as_chunks::<{ blake3::OUT_LEN }>();
+        let end = self.layer_begin.checked_add(prints.len() as u32);
+        let end = end.filter(|end| *end <= MAX_LAYERS && rest.is_empty())?;
+        let at = match self.mark.as_slice() {
+            [] => None,
+            mark => Some((self.len, key(mark)?)),
+        };
+        let prints = prints.iter().map(|print| Hash::from_bytes(*print)).collect();
+        Some(Checkpoint { name: key(&self.name)?, layers: self.layer_begin..end, prints, at })
     }
 }
 
@@ -268,6 +354,7 @@ impl RecordHead {
             len: self.len,
             has_pages: self.has_pages,
             alone: self.alone,
+            pages: self.pages,
         };
         Some(Record { about, parts, offset, check: self.check.as_slice().try_into().ok()? })
     }
@@ -312,6 +399,7 @@ mod tests {
             len: 70,
             has_pages: true,
             alone: false,
+            pages: 0,
         };
         NewRecord { about, parts }
     }
@@ -337,8 +425,7 @@ mod tests {
         assert_eq!(bundle.records[1].about.id.tail, Some([6; 16]));
         let huge = u64::MAX - 10;
         let part = PartHead { block: 0, paged: true, nbytes: huge };
-        let mut head =
-            Head { realm: vec![4; 16], owner: vec![5; 16], kind: vec![7; 32], records: vec![] };
+        let mut head = head_with(whose, [7; 32], &[]);
         head.records.push(RecordHead { parts: vec![part], ..head_of(&record(None, vec![])) });
         assert_eq!(
             Bundle::decode(&begun(&head.encode_to_vec(), 0)),

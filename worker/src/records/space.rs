@@ -1,17 +1,21 @@
-//! How much copies may take of a disk: one limit for all workers that share the folder, such as the stages of a node.
+//! How much checkpoints may take of a disk: one limit for all workers that share the folder, such as the stages of a node.
 //!
 //! A file beside the folder has the number of bytes that all of them take. Who writes adds to it before, and nobody exceeds
 //! the limit so, however many write. The number is measured again when a worker opens the folder, and where no room is left. So
 //! what a process has added that was killed, or removed, does not stay in it or out of it.
 
-use std::fs::{self, File, OpenOptions};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Ends the name of the file with the number; the folder itself has sequences only.
-const NUMBER: &str = "bytes";
+use super::Key;
+use super::folder::checkpoints;
+
+/// Ends the name of the file with the number; the folder itself has those of workers only.
+const NUMBER: &str = "checkpoint-bytes";
 
 /// The limit and the folder that it is of.
 #[derive(Debug)]
@@ -36,7 +40,7 @@ impl Number {
 }
 
 impl Space {
-    /// The space of this folder, whose copies are measured. Blocks.
+    /// The space of this folder, whose checkpoints are measured. Blocks.
     ///
     /// # Errors
     /// The disk's.
@@ -60,13 +64,13 @@ impl Space {
         Ok(is_within)
     }
 
-    /// Puts `now` in the place of `before`, of bytes that were counted. Blocks.
+    /// Gives back so many bytes that were counted. Blocks.
     ///
     /// # Errors
     /// The disk's.
-    pub fn replace(&self, before: u64, now: u64) -> io::Result<()> {
+    pub fn give_back(&self, nbytes: u64) -> io::Result<()> {
         let number = self.number()?;
-        number.write(number.read()?.saturating_add(now).saturating_sub(before))
+        number.write(number.read()?.saturating_sub(nbytes))
     }
 
     /// Measures what is in the folder. Blocks.
@@ -75,11 +79,10 @@ impl Space {
     /// The disk's.
     pub fn measure(&self) -> io::Result<()> {
         let number = self.number()?;
-        let nbytes = sequences(&self.dir)?.iter().map(|sequence| sequence.nbytes).sum();
-        number.write(nbytes)
+        number.write(checkpoints(&self.dir)?.iter().map(|file| file.nbytes).sum())
     }
 
-    /// The bytes that all copies take, and the limit; `None` where that cannot be read. Blocks.
+    /// The bytes that all checkpoints take, and the limit; `None` where that cannot be read. Blocks.
     pub fn used(&self) -> Option<[u64; 2]> {
         Some([self.number().ok()?.read().ok()?, self.limit])
     }
@@ -97,50 +100,42 @@ impl Space {
     }
 }
 
-/// The folder of a sequence.
+/// The files of a sequence's checkpoints.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Where it is.
-    pub folder: PathBuf,
-    /// Bytes of its files.
+    /// The sequence's name.
+    pub name: Key,
+    /// Where they are, in whatever worker's folder.
+    pub files: Vec<PathBuf>,
+    /// Bytes that they take.
     pub nbytes: u64,
-    /// When one of its files was last written.
+    /// When one of them was last written.
     written: SystemTime,
 }
 
-/// The sequences in a folder of copies, those first that were written longest ago. Blocks.
+impl Sequence {
+    /// Whether a worker writes the sequence: it has a file of it locked.
+    pub fn is_written(&self) -> bool {
+        let is_locked = |path: &PathBuf| File::open(path).is_ok_and(|of| of.try_lock().is_err());
+        self.files.iter().any(is_locked)
+    }
+}
+
+/// The sequences with checkpoints in a folder, those first that were written longest ago. Blocks.
 ///
 /// # Errors
 /// The disk's.
 pub fn sequences(dir: &Path) -> io::Result<Vec<Sequence>> {
-    let mut all = Vec::new();
-    for folder in folders(dir)? {
-        let (mut nbytes, mut written) = (0, SystemTime::UNIX_EPOCH);
-        // Another worker may remove it meanwhile.
-        for layers in folders(&folder).unwrap_or_default() {
-            let files = fs::read_dir(layers).into_iter().flatten().flatten();
-            for meta in files.filter_map(|entry| entry.metadata().ok()) {
-                nbytes += meta.len();
-                written = written.max(meta.modified().unwrap_or(written));
-            }
-        }
-        all.push(Sequence { folder, nbytes, written });
+    let mut by_name: BTreeMap<Key, Sequence> = BTreeMap::new();
+    for file in checkpoints(dir)? {
+        let (name, files, written) = (file.name, Vec::new(), SystemTime::UNIX_EPOCH);
+        let fresh = || Sequence { name, files, nbytes: 0, written };
+        let of = by_name.entry(name).or_insert_with(fresh);
+        of.nbytes += file.nbytes;
+        of.written = of.written.max(file.written);
+        of.files.push(file.path);
     }
-    all.sort_by(|a, b| (a.written, &a.folder).cmp(&(b.written, &b.folder)));
+    let mut all: Vec<Sequence> = by_name.into_values().collect();
+    all.sort_by_key(|sequence| (sequence.written, sequence.name));
     Ok(all)
-}
-
-/// Bytes of the files in a folder; 0 where there is none.
-pub fn bytes_in(folder: &Path) -> u64 {
-    let files = fs::read_dir(folder).into_iter().flatten().flatten();
-    files.filter_map(|entry| entry.metadata().ok()).map(|meta| meta.len()).sum()
-}
-
-/// The folders in a folder.
-///
-/// # Errors
-/// The disk's.
-pub fn folders(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
-    Ok(entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
 }
