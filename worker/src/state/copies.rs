@@ -399,9 +399,9 @@ fn may_touch(has_layers: bool, is_beside: bool, is_named: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::copies::Kind;
     use crate::copies::piece::Piece;
     use crate::copies::store::{ENTRY_BYTES, Head, Item, LAYER_BYTES, What};
+    use crate::records::Kind;
 
     use super::*;
 
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn copies_in_memory_count_until_they_are_dropped() {
-        let copies = Copies::default();
+        let copies = Copies::of(Path::new("no-cache"));
         copies.budget.set_limit(1 << 20);
         let head = Head {
             name: CopyName([1; 16]),
