@@ -24,12 +24,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_tests::process::without_gpus();
     brigade_tests::process::without_drafts();
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
-        attacks,
-        attacks_on_nodes,
         changes,
         checkpoints,
+        attacks,
+        attacks_on_nodes,
         cluster_tls,
         floods,
         hostile,

@@ -13,11 +13,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
-        gpu_cap,
-        gpu_experts,
         gpu_experts_seen,
         gpu_lines,
-        gpu_states
+        gpu_cap,
+        gpu_experts,
+        gpu_states,
     ])
 }

@@ -27,24 +27,26 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    brigade_tests::process::without_gpus();
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
         constrained,
+        own_drafts,
+        keys,
+        http_limits,
+        https,
+        speculation,
+        encoders_http,
         crowds,
         dialects,
         embeddings,
-        encoders_http,
         fairness,
         floods_http,
         guidance,
         hosts,
         http,
-        http_limits,
-        https,
-        keys,
-        own_drafts,
         page,
         rerank,
-        speculation,
         rooms,
         streams,
         trace,

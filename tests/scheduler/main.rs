@@ -30,9 +30,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     brigade_tests::process::use_binary(env!("CARGO_BIN_EXE_brigade"));
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
-        ahead_stages,
         fault_sim,
+        sched_ahead,
+        prefix_traces,
+        sched_sim,
+        sched_own_drafts,
+        ahead_stages,
         lines,
         plan,
         plan_beside,
@@ -46,13 +51,9 @@ fn main() -> ExitCode {
         prefix_first,
         prefix_stages,
         prefix_together,
-        prefix_traces,
-        sched_ahead,
-        sched_own_drafts,
         sched_fair,
         sched_reuse,
         sched_scripts,
-        sched_sim,
         state_sizes,
     ])
 }

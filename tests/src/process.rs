@@ -63,6 +63,28 @@ pub fn without_drafts() {
     WITHOUT_DRAFTS.store(true, Ordering::Relaxed);
 }
 
+/// Commands see the machine's Vulkan drivers where they are not told otherwise.
+static WITHOUT_GPUS: AtomicBool = AtomicBool::new(false);
+
+/// Where the loader of Vulkan looks for drivers: here it finds none.
+const NO_DRIVERS: (&str, &str) = ("VK_DRIVER_FILES", "/nowhere/of-tests");
+
+/// Hides the machine's Vulkan drivers from the commands of a test program that name no device. Loading a driver takes
+/// as long as all else that a small process does at its start, and these tests compute on CPUs. Where
+/// `BRIGADE_TEST_KERNELS` names a GPU, nothing is hidden.
+pub fn without_gpus() {
+    WITHOUT_GPUS.store(!kernels_option().contains(&"--device"), Ordering::Relaxed);
+}
+
+/// Hides drivers from a command of ours, if it asks for none.
+fn hide_gpus(command: &mut Command) {
+    let asks = command.get_args().any(|arg| arg == "--device" || arg == "devices");
+    let is_ours = command.get_program() == brigade().as_os_str();
+    if WITHOUT_GPUS.load(Ordering::Relaxed) && is_ours && !asks {
+        command.env(NO_DRIVERS.0, NO_DRIVERS.1);
+    }
+}
+
 /// Says once, when a test program starts, which binary was built with it: `env!("CARGO_BIN_EXE_brigade")`.
 pub fn use_binary(path: &str) {
     BINARY.set(path.into()).expect("said once");
@@ -98,7 +120,9 @@ fn no_data() -> PathBuf {
 pub fn run(args: &[&str]) -> Output {
     let mut command = Command::new(brigade());
     command.env("XDG_DATA_HOME", no_data()).env(SPEED.0, SPEED.1);
-    command.args(args).stdin(Stdio::null()).output().unwrap()
+    command.args(args);
+    hide_gpus(&mut command);
+    command.stdin(Stdio::null()).output().unwrap()
 }
 
 /// A process of ours that is ready.
@@ -135,6 +159,7 @@ impl Running {
             command.args(["--speculate", "off"]);
         }
         command.env("XDG_DATA_HOME", no_data());
+        hide_gpus(&mut command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdout = child.stdout.take().unwrap();

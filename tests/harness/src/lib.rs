@@ -27,6 +27,9 @@
 //! All processes that a test starts end with it. The program adopts processes that are left behind, and fails with
 //! the names of those that do not end. A reader of its output through a pipe would wait for them for ever.
 //!
+//! Tests begin in the order of these lists. A long one that begins last runs by itself at the end, and cores are idle: so
+//! modules with the longest tests come first.
+//!
 //! Arguments are those of every test program. Tests need no processes of their own: they use different names for
 //! everything that they start, and tests that measure their own process are `alone`.
 
@@ -46,6 +49,10 @@ mod left;
 /// A test that takes longer is named while it runs, so that one that hangs is known.
 const LONG: Duration = Duration::from_secs(60);
 
+/// Tests that wait and run at once: so many that two cores are hardly ever idle, and none waits so long for one that a
+/// heartbeat is missed.
+const WAITING: usize = 12;
+
 /// A test's use of the machine, which decides what may run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -64,7 +71,7 @@ impl Class {
     /// Tests that run at once.
     fn at_once(self) -> usize {
         match self {
-            Self::Waits => 8,
+            Self::Waits => WAITING,
             Self::Computes => thread::available_parallelism().map_or(1, NonZero::get),
             Self::Alone => 1,
         }

@@ -1,12 +1,15 @@
 //! Bodies of every type: each value of a good request, wherever it stands, is replaced by a value of every JSON type.
 //! The answer may be an error of the client's, but no panic, no 5xx, and no detail of the implementation.
 
+use std::num::NonZero;
 use std::sync::Arc;
+use std::thread;
 
 use axum::body::to_bytes;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::handle::Status;
 use serde_json::{Value, json};
+use tokio::runtime::Builder;
 
 use crate::tests::{Play, Server, post, send, server_of};
 
@@ -133,25 +136,44 @@ pub fn model() -> TextModel {
     TextModel::sample_with(HERMES, &["<tool_call>", "</tool_call>", "<think>", "</think>"])
 }
 
-#[tokio::test]
-async fn every_kind_at_every_address_is_answered() {
+/// The faults in the answers to a share of all changed bodies: to those at every `n_shares`-th address from the `share`-th
+/// on. Also how many bodies there were.
+async fn faults_of_share(share: usize, n_shares: usize) -> (Vec<String>, usize) {
     let server = server_of(Play::TextAndEos("a"), Status::Ready(Arc::default()), model(), 4096);
-    let (mut n, mut wrong) = (0, Vec::new());
-    for (path, body) in bodies() {
+    let places = bodies().into_iter().flat_map(|(path, body)| {
         let mut all = Vec::new();
         addresses(&body, "", &mut all);
-        for address in all {
-            for kind in kinds() {
-                let mut changed = body.clone();
-                let place = changed.pointer_mut(&address).unwrap();
-                *place = kind.clone();
-                n += 1;
-                if let Some(why) = fault(&server, &path, &changed).await {
-                    wrong.push(format!("{path} {address} = {kind}: {why}"));
-                }
+        all.into_iter().map(move |address| (path.clone(), body.clone(), address))
+    });
+    let (mut n, mut wrong) = (0, Vec::new());
+    for (path, body, address) in places.skip(share).step_by(n_shares) {
+        for kind in kinds() {
+            let mut changed = body.clone();
+            let place = changed.pointer_mut(&address).unwrap();
+            *place = kind.clone();
+            n += 1;
+            if let Some(why) = fault(&server, &path, &changed).await {
+                wrong.push(format!("{path} {address} = {kind}: {why}"));
             }
         }
     }
+    (wrong, n)
+}
+
+/// On all cores: there are thousands of bodies.
+#[test]
+fn every_kind_at_every_address_is_answered() {
+    let n_shares = thread::available_parallelism().map_or(1, NonZero::get);
+    let found: Vec<(Vec<String>, usize)> = thread::scope(|scope| {
+        let run = |share| {
+            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(faults_of_share(share, n_shares))
+        };
+        let shares: Vec<_> = (0..n_shares).map(|share| scope.spawn(move || run(share))).collect();
+        shares.into_iter().map(|share| share.join().unwrap()).collect()
+    });
+    let n: usize = found.iter().map(|(_, n)| n).sum();
+    let wrong: Vec<String> = found.into_iter().flat_map(|(wrong, _)| wrong).collect();
     println!("kinds | {n} bodies | {} faults", wrong.len());
     assert!(
         wrong.is_empty(),

@@ -9,11 +9,12 @@ mod waits;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
-        experts_beside,
         gpu,
+        experts_beside,
         gpu_begun,
         host_ops,
-        waits
+        waits,
     ])
 }

@@ -28,7 +28,13 @@ mod windows;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // Modules with the longest tests come first.
     brigade_harness::main(brigade_harness::modules![
+        invariance,
+        tables,
+        windows,
+        lora,
+        golden,
         arch_table,
         beside,
         chat_templates,
@@ -37,20 +43,15 @@ fn main() -> ExitCode {
         demo_model,
         depth,
         encoders,
-        golden,
         golden_types,
-        invariance,
         kept,
-        lora,
         masks,
         own_drafts,
         positions,
         shapes,
-        tables,
         tensors,
         tokenizer_ids,
         tokenizer_vectors,
         warm,
-        windows,
     ])
 }
