@@ -556,6 +556,8 @@ pub enum FailureKind {
     Storage = 13,
     /// The peer's certificate does not allow this.
     Forbidden = 14,
+    /// What other stages need leaves too little room in the worker's cache. It may pass.
+    CacheFull = 15,
 }
 impl FailureKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -579,6 +581,7 @@ impl FailureKind {
             Self::Draining => "FAILURE_KIND_DRAINING",
             Self::Storage => "FAILURE_KIND_STORAGE",
             Self::Forbidden => "FAILURE_KIND_FORBIDDEN",
+            Self::CacheFull => "FAILURE_KIND_CACHE_FULL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -599,6 +602,7 @@ impl FailureKind {
             "FAILURE_KIND_DRAINING" => Some(Self::Draining),
             "FAILURE_KIND_STORAGE" => Some(Self::Storage),
             "FAILURE_KIND_FORBIDDEN" => Some(Self::Forbidden),
+            "FAILURE_KIND_CACHE_FULL" => Some(Self::CacheFull),
             _ => None,
         }
     }

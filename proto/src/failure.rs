@@ -93,7 +93,9 @@ fn code_of(kind: FailureKind) -> Code {
         FailureKind::Version | FailureKind::WrongPhase => Code::FailedPrecondition,
         FailureKind::Busy | FailureKind::PeerLost | FailureKind::Draining => Code::Unavailable,
         FailureKind::StaleEpoch => Code::Aborted,
-        FailureKind::NoMemory | FailureKind::Storage => Code::ResourceExhausted,
+        FailureKind::NoMemory | FailureKind::Storage | FailureKind::CacheFull => {
+            Code::ResourceExhausted
+        }
         FailureKind::BadMessage => Code::InvalidArgument,
         FailureKind::Unsupported => Code::Unimplemented,
         FailureKind::Corrupt => Code::DataLoss,
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn every_kind_survives_a_status() {
-        for n in 1..=14 {
+        for n in 1..=15 {
             let kind = FailureKind::try_from(n).unwrap();
             let failure = Failure::new(kind, 3, "why");
             assert_eq!(Failure::from_status(&failure.to_status()), failure);

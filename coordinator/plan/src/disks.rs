@@ -45,7 +45,8 @@ pub(super) fn within(
         workers.iter().map(|worker| WorkerFacts { disk: None, ..worker.clone() }).collect();
     let plan = planned(&unlimited)?;
     let caches = too_small(workers, &plan);
-    let (model, needed) = (model.name.clone(), model.stored.all());
+    let (whole, has_drafts) = (0..model.layers.len(), model.drafts.weight_bytes > 0);
+    let (model, needed) = (model.name.clone(), model.stored.bytes(&whole, has_drafts));
     Err(PlanError::DiskLacks(DiskShortage { model, needed, caches }))
 }
 

@@ -16,8 +16,8 @@ pub struct StoredFacts {
     sums: Vec<u64>,
     /// Tensors that several layers read, each with its bytes: a stage that has some of these layers needs it once.
     shared: Vec<(u64, Vec<usize>)>,
-    /// Bytes that the last stage needs besides where it has the model's own drafting blocks.
-    drafts: u64,
+    /// Tensors of the model's own drafting blocks, which the last stage has, each with its bytes and the layers that read it too.
+    drafts: Vec<(u64, Vec<usize>)>,
 }
 
 impl StoredFacts {
@@ -34,10 +34,9 @@ impl StoredFacts {
                 }
             }
         }
-        let of_last = |at: usize| readers[at].last().is_some_and(|layer| layer + 1 == n_layers);
+        let readers_of = |name: &str| places.get(name).map(|at| readers[*at].clone());
         let drafts = own_draft_tensors(model, spec).into_iter();
-        let drafts = drafts.filter(|t| !places.get(t.name.as_str()).is_some_and(|at| of_last(*at)));
-        let drafts = drafts.map(|tensor| tensor.nbytes).sum();
+        let drafts = drafts.map(|t| (t.nbytes, readers_of(&t.name).unwrap_or_default())).collect();
         let (mut own, mut shared) = (vec![0; n_layers], Vec::new());
         for (tensor, layers) in model.tensors().iter().zip(readers) {
             match layers[..] {
@@ -63,10 +62,12 @@ impl StoredFacts {
         if layers.is_empty() {
             return 0;
         }
-        let has = |(_, readers): &&(u64, Vec<usize>)| readers.iter().any(|at| layers.contains(at));
-        let shared: u64 = self.shared.iter().filter(has).map(|(nbytes, _)| *nbytes).sum();
-        let is_last = layers.end + 1 == self.sums.len();
-        let drafts = if is_last && has_drafts { self.drafts } else { 0 };
+        let has = |readers: &[usize]| readers.iter().any(|at| layers.contains(at));
+        let of_layers = self.shared.iter().filter(|(_, readers)| has(readers));
+        let shared: u64 = of_layers.map(|(nbytes, _)| *nbytes).sum();
+        let has_drafts = has_drafts && layers.end + 1 == self.sums.len();
+        let of_drafts = self.drafts.iter().filter(|(_, readers)| has_drafts && !has(readers));
+        let drafts: u64 = of_drafts.map(|(nbytes, _)| *nbytes).sum();
         [shared, drafts, self.header].into_iter().fold(upto - before, u64::saturating_add)
     }
 
@@ -94,10 +95,10 @@ mod tests {
         let mut stored = StoredFacts::of_layers(&[10, 20, 30]);
         assert_eq!((stored.bytes(&(0..3), true), stored.bytes(&(1..2), true)), (60, 20));
         stored.shared = vec![(5, vec![0, 2])];
-        (stored.header, stored.drafts) = (1, 100);
+        (stored.header, stored.drafts) = (1, vec![(100, vec![]), (7, vec![0])]);
         assert_eq!(stored.all(), 66, "an embedding that is the head too");
         let with_drafts = [0..3, 0..1, 1..2, 1..3, 2..2].map(|layers| stored.bytes(&layers, true));
-        assert_eq!(with_drafts, [166, 16, 21, 156, 0]);
+        assert_eq!(with_drafts, [166, 16, 21, 163, 0]);
         assert_eq!(StoredFacts::default().all(), 0);
     }
 }

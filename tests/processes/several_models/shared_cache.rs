@@ -120,8 +120,12 @@ fn a_pool_plans_with_the_caches_of_its_workers() {
     // Whatever goes, the large one has no room: nothing goes for it.
     let refused = server.post(CHAT, &chat("large", 1));
     assert_eq!(refused.status, 503, "{}", refused.body);
-    for word in ["lack room in the cache", "lab", "135.00 KiB", "--cache-limit"] {
-        assert!(refused.body.contains(word), "{word}: {}", refused.body);
+    assert!(refused.body.contains("the model large cannot be loaded"), "{}", refused.body);
+    let text = || fs::read_to_string(&log).unwrap();
+    for word in
+        ["lack room in the cache of lab", "the limit is 135.00 KiB", "give a worker --cache-limit"]
+    {
+        assert!(text().contains(word), "{word}: {}", text());
     }
     let ordered = run(&["cluster", "load", "large", "--data-dir", &data]);
     let ordered = String::from_utf8_lossy(&ordered.stderr).into_owned();
@@ -136,7 +140,6 @@ fn a_pool_plans_with_the_caches_of_its_workers() {
     said(&server, "small", 1);
     assert_eq!(loaded(), ["small", "other"], "both have room");
     assert_eq!(["small", "other"].map(|name| server.line_workers(name).len()), [1, 1]);
-    let text = || fs::read_to_string(&log).unwrap();
     assert!(!text().contains("failed while the line was built"), "{}", text());
     assert!(warnings(&log) < 5, "{}", text());
     drop(node);

@@ -561,9 +561,9 @@ pub fn cache_failure(error: CacheError) -> Failure {
         CacheError::Corrupt { .. } => FailureKind::Corrupt,
         CacheError::Gap { .. } => FailureKind::BadMessage,
         CacheError::Locked { .. } | CacheError::Waits { .. } => FailureKind::Busy,
-        // These do not pass by themselves, or only when other models go.
+        CacheError::Pinned { .. } => FailureKind::CacheFull,
+        // These do not pass by themselves.
         CacheError::TooLarge { .. }
-        | CacheError::Pinned { .. }
         | CacheError::NoSpace { .. }
         | CacheError::Unwritable { .. }
         | CacheError::NotAFile { .. } => FailureKind::Storage,

@@ -81,6 +81,8 @@ pub enum WorkerError {
         worker: String,
         /// The worker's reason, with what would help.
         reason: String,
+        /// Whether it may pass: other models need that room now.
+        passes: bool,
     },
     /// The worker belongs to another coordinator: try again later.
     #[error("{worker} is busy: {reason}")]
@@ -116,7 +118,11 @@ impl WorkerError {
 
     /// Whether the same attempt may succeed later.
     pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Refused { .. } | Self::NoDisk { .. } | Self::Start { .. })
+        match self {
+            Self::NoDisk { passes, .. } => *passes,
+            Self::Refused { .. } | Self::Start { .. } => false,
+            _ => true,
+        }
     }
 
     fn of_failure(worker: &str, failure: Failure) -> Self {
@@ -128,7 +134,8 @@ impl WorkerError {
             FailureKind::Busy | FailureKind::Draining | FailureKind::StaleEpoch => {
                 Self::Busy { worker, reason }
             }
-            FailureKind::Storage => Self::NoDisk { worker, reason },
+            FailureKind::Storage => Self::NoDisk { worker, reason, passes: false },
+            FailureKind::CacheFull => Self::NoDisk { worker, reason, passes: true },
             _ => Self::Refused { worker, reason },
         }
     }

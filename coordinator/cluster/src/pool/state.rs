@@ -15,7 +15,7 @@ use super::Demand;
 use super::disks::Disks;
 use super::lend::{self, Lack, Offer, WorkerId};
 use super::nodes::{Nodes, promise};
-use super::worker::{Promise, SeatId, Wanted, Worker};
+use super::worker::{Case, Promise, SeatId, Wanted, Worker};
 use crate::building::demands;
 use crate::building::place::{self, PlaceError};
 use crate::config::StageOptions;
@@ -109,7 +109,8 @@ impl Line {
     fn wanted<'a>(&'a self, seat: SeatId, search: Search<'a>) -> Wanted<'a> {
         let Search { gone, ever, now } = search;
         let stored = self.demand.model.stored().all();
-        Wanted { seat, gone, needs: &self.needs, model: self.model(), stored, ever, now }
+        let case = Case { seat, gone, now };
+        Wanted { case, needs: &self.needs, model: self.model(), stored, ever }
     }
 }
 
@@ -488,7 +489,7 @@ impl State {
         let holds: Vec<WorkerId> = holds.map(|(id, _)| *id).collect();
         let may = |w: &Worker| w.lent.is_none_or(|seat| gone.contains(&seat));
         let wanted = line.wanted(id, search);
-        let (nodes, disks) = (self.nodes(&wanted), self.disks(&wanted));
+        let (nodes, disks) = (self.nodes(&wanted.case), self.disks(&wanted));
         let offers = self
             .workers
             .iter()
@@ -523,10 +524,10 @@ impl State {
     }
 
     /// The memory of the workers' nodes, for a line.
-    fn nodes(&self, to: &Wanted) -> Nodes {
+    fn nodes(&self, case: &Case) -> Nodes {
         let seen = self.workers.iter().filter_map(|(of, worker)| {
-            let report = Report::of(worker.conn.as_ref()?, to.now)?;
-            Some((*of, report, worker.does(to, &report)))
+            let report = Report::of(worker.conn.as_ref()?, case.now)?;
+            Some((*of, report, worker.does(case, &report)))
         });
         Nodes::new(seen.collect())
     }
@@ -536,7 +537,7 @@ impl State {
         let needs = |folder: u64| self.stores.contains_key(&(folder, *to.model.as_bytes()));
         let sharers = self.workers.iter().filter_map(|(id, worker)| {
             let of = worker.lent.and_then(|seat| Some(self.lines.get(&seat)?.model()));
-            worker.sharer(*id, to, of, needs)
+            worker.sharer(*id, &to.case, of, needs)
         });
         Disks::new(sharers.collect(), to.model, to.ever)
     }

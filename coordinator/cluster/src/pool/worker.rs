@@ -52,13 +52,22 @@ pub struct Promise {
     pub stored: u64,
 }
 
-/// A line for which workers are looked for.
+/// When workers are looked for, and who has none then.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    /// The number of its seat.
+pub struct Case<'a> {
+    /// The seat of the line for which they are looked for.
     pub seat: SeatId,
     /// Seats that would be given up for it.
     pub gone: &'a [SeatId],
+    /// The time.
+    pub now: Instant,
+}
+
+/// A line for which workers are looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its seat, and those that would be given up for it.
+    pub case: Case<'a>,
     /// What it requires of every worker.
     pub needs: &'a Requirements,
     /// Names its model.
@@ -67,8 +76,6 @@ pub struct Wanted<'a> {
     pub stored: u64,
     /// Whether it is only asked where the line could ever be: who is busy for a moment counts then.
     pub ever: bool,
-    /// The time.
-    pub now: Instant,
 }
 
 /// A worker of the pool.
@@ -117,12 +124,13 @@ impl Worker {
         let drains = beat.as_ref().is_some_and(|beat| beat.reply().draining);
         let layers = beat.as_ref().and_then(|beat| beat.reply().held_layers.as_ref());
         let has_layers = layers.is_some_and(|held| held.model[..] == to.model.as_bytes()[..]);
-        let is_put_off = self.declined.get(&to.seat).is_some_and(|d| d.until.is_some());
-        let is_away = drains || self.refused.contains_key(&to.seat) || self.returns || is_put_off;
+        let is_put_off = self.declined.get(&to.case.seat).is_some_and(|d| d.until.is_some());
+        let is_away =
+            drains || self.refused.contains_key(&to.case.seat) || self.returns || is_put_off;
         if is_away && !to.ever || conn.check(to.needs).is_err() {
             return None;
         }
-        let doubted = self.doubted_until.is_some_and(|until| until > to.now);
+        let doubted = self.doubted_until.is_some_and(|until| until > to.case.now);
         let node = nodes.facts(id, &[id]);
         let memory = node.map_or(conn.capabilities().memory_limit, |node| node.left);
         let parts = parts(to.stored, disks.facts(id, &[id]).map(|disk| disk.left));
@@ -169,13 +177,13 @@ impl Worker {
     }
 
     /// What it does while a line is planned that has not got it.
-    pub fn does(&self, to: &Wanted, report: &Report) -> Does {
+    pub fn does(&self, case: &Case, report: &Report) -> Does {
         match self.lent {
-            Some(seat) if to.gone.contains(&seat) => Does::ComesBack,
+            Some(seat) if case.gone.contains(&seat) => Does::ComesBack,
             // What it has beside its next line goes before that begins.
-            Some(seat) if seat == to.seat => Does::ComesBack,
+            Some(seat) if seat == case.seat => Does::ComesBack,
             Some(_) => Does::Serves(self.promised.memory),
-            None if self.was_lent(report.ago.max(REPORTS), to.now) => Does::ComesBack,
+            None if self.was_lent(report.ago.max(REPORTS), case.now) => Does::ComesBack,
             None => Does::Nothing,
         }
     }
@@ -185,21 +193,21 @@ impl Worker {
         self.came_back.is_some_and(|back| now.saturating_duration_since(back) < within)
     }
 
-    /// The worker as one that has a cache. `of`: names the model of the line that has it. `needs`: whether it was seen to need
+    /// The worker as one that has a cache. `model`: names the model of the line that has it. `needs`: whether it was seen to need
     /// its cache for the model that is planned.
     pub fn sharer(
         &self,
         id: WorkerId,
-        to: &Wanted,
-        of: Option<blake3::Hash>,
+        case: &Case,
+        model: Option<blake3::Hash>,
         needs: impl Fn(u64) -> bool,
     ) -> Option<Sharer> {
-        let report = DiskReport::of(self.conn.as_ref()?, to.now)?;
+        let report = DiskReport::of(self.conn.as_ref()?, case.now)?;
         let needs = !report.reads_files || needs(report.folder);
-        let uses = match (self.lent, of) {
-            (Some(seat), _) if to.gone.contains(&seat) || seat == to.seat => Uses::ComesBack,
+        let uses = match (self.lent, model) {
+            (Some(seat), _) if case.gone.contains(&seat) || seat == case.seat => Uses::ComesBack,
             (Some(_), Some(model)) => Uses::Serves { stored: self.promised.stored, model },
-            _ if self.was_lent(report.ago.max(DISK_REPORTS), to.now) => Uses::ComesBack,
+            _ if self.was_lent(report.ago.max(DISK_REPORTS), case.now) => Uses::ComesBack,
             _ => Uses::Nothing,
         };
         Some(Sharer { id, report, uses, needs })

@@ -153,7 +153,9 @@ impl Supervisor {
         let Some(member) = self.members.get_mut(&id) else { return };
         let (now, why) = (Instant::now(), error.to_string());
         match error {
-            WorkerError::Busy { .. } => member.is_busy(now, why).await,
+            WorkerError::Busy { .. } | WorkerError::NoDisk { passes: true, .. } => {
+                member.is_busy(now, why).await;
+            }
             WorkerError::Refused { .. } | WorkerError::NoDisk { .. } => {
                 member.refused(now, why).await
             }
@@ -167,7 +169,10 @@ impl Supervisor {
             return false;
         }
         match (self.ends.config.patience, error) {
-            (Patience::FailFast, WorkerError::Busy { .. }) => member.failures() > BUSY_TRIES,
+            (
+                Patience::FailFast,
+                WorkerError::Busy { .. } | WorkerError::NoDisk { passes: true, .. },
+            ) => member.failures() > BUSY_TRIES,
             (Patience::FailFast, _) => true,
             (Patience::Forever, WorkerError::Start { .. }) => !self.goal.was_up,
             (Patience::Forever, _) => false,

@@ -186,12 +186,13 @@ impl Stable {
             let stable = self.clone();
             tokio::spawn(async move {
                 let _doing = stable.doing.read().await;
+                // One that never fits has not failed: it is loaded when there is room. Those who wait hear that before its line ends.
+                if never {
+                    stable.refused(&slot, reason.clone());
+                }
                 stable.end_line(&slot, Some(loaded), &reason).await;
                 drop(turn);
-                // One that never fits has not failed: it is loaded when there is room.
-                if never {
-                    stable.refused(&slot, reason);
-                } else {
+                if !never {
                     stable.failed(&slot, reason);
                 }
                 stable.news.notify_one();
