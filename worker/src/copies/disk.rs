@@ -389,7 +389,8 @@ fn item_of(record: &Record) -> Option<Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::MAX_AGE;
+    use crate::records::rate::Rate;
+    use crate::records::{BYTES_PER_SECOND, MAX_AGE};
 
     const NAME: CopyName = CopyName([1; 16]);
     const MARK: TokenMark = TokenMark([2; 16]);
@@ -431,7 +432,7 @@ mod tests {
     }
 
     fn limited(dir: &Path, limit: u64) -> Disk {
-        Disk::open(&Home::at(dir.to_owned()), limit).unwrap()
+        Disk::open(&Home::at(dir.to_owned(), Rate::new(BYTES_PER_SECOND)), limit).unwrap()
     }
 
     fn opened(dir: &Path) -> Disk {
