@@ -188,7 +188,7 @@ impl Folder {
             // Files that cannot be removed now are tried again at the next start.
             files(&left.dir)
                 .into_iter()
-                .filter(is_old)
+                .filter(|path| is_old(path))
                 .for_each(|path| drop(fs::remove_file(path)));
         }
     }
@@ -405,7 +405,7 @@ fn idle(path: &Path) -> Option<Duration> {
     fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
 }
 
-fn is_old(path: &PathBuf) -> bool {
+fn is_old(path: &Path) -> bool {
     idle(path).is_some_and(|of| of > MAX_AGE)
 }
 
