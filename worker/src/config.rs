@@ -26,6 +26,7 @@ use crate::backend::expert_placement::{ExpertCache, Experts, Raw, Wrong, device_
 use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
+use crate::records::BYTES_PER_SECOND;
 
 /// Bytes of weights kept on disk unless `--cache-limit` says otherwise.
 pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
@@ -83,6 +84,8 @@ pub struct RawConfig {
     pub cache_limit: Option<String>,
     /// `--prefix-ram` and `--prefix-disk`.
     pub prefixes: Sizes,
+    /// `--record-rate`: bytes with an optional suffix.
+    pub record_rate: Option<String>,
     /// `--no-model-files`.
     pub no_model_files: bool,
     /// `--insecure-network`.
@@ -148,6 +151,8 @@ pub struct Config {
     pub cache_limit_bytes: u64,
     /// How much records of kept prefixes may take, in memory and in `cache_dir`.
     pub prefixes: Sizes,
+    /// Bytes a second that are written to records at most.
+    pub record_rate: u64,
     /// Whether a model file that the coordinator names may be read; otherwise weights are pushed.
     pub model_files: bool,
     /// Allows plain connections beyond loopback.
@@ -229,6 +234,7 @@ impl Config {
             cache_limit_bytes: bytes("--cache-limit", &raw.cache_limit)?
                 .unwrap_or(DEFAULT_CACHE_LIMIT_BYTES),
             prefixes: raw.prefixes,
+            record_rate: bytes("--record-rate", &raw.record_rate)?.unwrap_or(BYTES_PER_SECOND),
             insecure_network: raw.insecure_network,
             model_files: !raw.no_model_files,
             exit_with_stdin: raw.exit_with_stdin,

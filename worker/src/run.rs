@@ -34,6 +34,7 @@ use crate::machine::pace::Pace;
 use crate::machine::reading_threads::{Pool, PoolError};
 use crate::prefixes::store::{Rooms, Store};
 use crate::records::folder::{Folder, Home, settle_old};
+use crate::records::rate::Rate;
 use crate::services::control::ControlService;
 use crate::services::copies::CopiesService;
 use crate::services::join::keep_joining;
@@ -203,8 +204,9 @@ impl Bound {
         let accepted = accepted.filter(|_| config.is_behind_node);
         let listener = listener(&config, &secure.network, accepted).await?;
         let stop = CancellationToken::new();
-        let worker = Worker::new(loader, secure.network.clone(), stop.clone());
-        let prefixes = open_prefixes(&config, &ledger, worker.copies().home.clone()).await?;
+        let home = Home::of(&config.cache_dir, Rate::new(config.record_rate));
+        let prefixes = open_prefixes(&config, &ledger, home.clone()).await?;
+        let worker = Worker::new(loader, secure.network.clone(), home, stop.clone());
         let worker = Arc::new(worker.with_prefixes(prefixes));
         Ok(Self { listener, config, secure, worker, stop })
     }

@@ -141,6 +141,10 @@ pub struct WorkerArgs {
     /// Disk space for such records, in the cache's folder, e.g. 100G: there they also outlive the process; 0: none
     #[arg(long, value_name = "SIZE", value_parser = units::size_or_none, default_value = "0")]
     prefix_disk: u64,
+    /// Bytes a second to write to records of kept prefixes and to checkpoints on disk at most, both together: less for a
+    /// disk that others need [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    record_rate: Option<String>,
     /// Read no model file that the coordinator names, even if it is here: take pushed weights only
     #[arg(long)]
     no_model_files: bool,
@@ -296,6 +300,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         cache_dir: args.cache_dir,
         cache_limit: args.cache_limit,
         prefixes: Sizes { ram: args.prefix_ram, disk: args.prefix_disk },
+        record_rate: args.record_rate,
         no_model_files: args.no_model_files,
         insecure_network: args.insecure_network,
         is_vouched: args.vouched,

@@ -2,12 +2,15 @@
 //! were killed, or when the layers are cut in another way. The bytes are those of a prompt that was computed.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use brigade_gguf::Gguf;
+use brigade_tests::process::Running;
+use brigade_tests::up_share::free_address;
 use serde_json::Value;
 
-use crate::kept::records::{Place, ask, metric, prompt, settle, settle_kept};
+use crate::kept::records::{Place, ask, metric, prompt, settle, settle_kept, until};
 
 const TIERS: &[&str] = &["--prefix-disk", "64M"];
 
@@ -96,10 +99,58 @@ fn what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not() {
     }
 }
 
+/// Bytes a second that are written to records while a save is to last: a file takes longer than an answer.
+const SLOW: &str = "96K";
+
+fn requests_are_answered_while_a_state_is_written() {
+    let place = Place::new("yields", "llama");
+    let cold = place.serve("cold", &["--keep", "0"]);
+    let expected = [1, 2].map(|seed| ask(&cold, &prompt(seed)).0);
+    drop(cold);
+    let control = free_address();
+    let cache = place.dir.join("cache/brigade");
+    let _worker = Running::start(
+        &[
+            &["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--join", &control][..],
+            &["--record-rate", SLOW, "--cache-dir", cache.to_str().unwrap()],
+            TIERS,
+        ]
+        .concat(),
+        brigade_worker::run::READY_PREFIX,
+    );
+    let server = place.serve("data", &["--control", &control, "--keep", "4"]);
+    let saved = || metric(&server, "brigade_prefix_states_saved_total");
+    assert_eq!(ask(&server, &prompt(1)).0, expected[0]);
+    until("a file to be written", || !bundles(&place).is_empty());
+    let begun = bundles(&place).len();
+    // The save goes on meanwhile: requests that began and ended before its end did not wait for it.
+    let mut answered = 0;
+    until("the state to be written", || {
+        assert_eq!(ask(&server, &prompt(2)).0, expected[1]);
+        let is_saved = saved() > 0;
+        answered += u32::from(!is_saved);
+        is_saved
+    });
+    let written = bundles(&place).len();
+    println!("{answered} requests were answered while {begun} files became {written}");
+    assert!(answered > 0 && written > begun, "{answered} answers, {begun} files, then {written}");
+    // And what was written is whole.
+    drop(server);
+    let server = place.serve("data", &["--control", &control, "--keep", "4"]);
+    assert_eq!(ask(&server, &prompt(1)), (expected[0].clone(), 256));
+}
+
+/// The files of the records.
+fn bundles(place: &Place) -> Vec<PathBuf> {
+    let is_bundle = |path: &PathBuf| path.file_name().is_some_and(|name| name.len() == 16);
+    place.files().into_iter().filter(is_bundle).collect()
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         prompts_of_llama_outlive_processes_and_cuts,
         prompts_of_granitehybrid_outlive_processes_and_cuts,
         a_worker_gives_records_of_more_layers_than_it_has_now,
-        what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not;
+        what_had_to_go_comes_back_from_ram_and_without_tiers_it_does_not,
+        requests_are_answered_while_a_state_is_written;
 ];

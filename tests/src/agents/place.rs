@@ -177,7 +177,7 @@ impl Ours {
         for pid in self.server.iter().flat_map(Running::children) {
             self.seen.worker.0 = self.seen.worker.0.max(own_memory(pid));
         }
-        self.seen.disk = self.seen.disk.max(bytes_below(&self.dir.join("cache/brigade/prefixes")));
+        self.seen.disk = self.seen.disk.max(bytes_below(&self.dir.join("cache/brigade/records")));
     }
 
     /// Kills the server.

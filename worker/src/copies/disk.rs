@@ -107,6 +107,12 @@ struct Found {
     kept: Kept,
 }
 
+/// Bundles of one sequence and some of its layers.
+struct Group {
+    head: Arc<Head>,
+    all: Vec<Found>,
+}
+
 impl Disk {
     /// Opens the folder of copies and lists the files in it. Blocks.
     ///
@@ -291,7 +297,7 @@ impl Disk {
 /// Lists the files of all workers' folders, and removes from the own one what is of no use.
 fn recover(dir: &Path, own: &Folder, store: &Store) -> io::Result<Files> {
     let (mut files, mut useless) = (Files::default(), Vec::new());
-    let mut by_name: BTreeMap<CopyName, Vec<(Arc<Head>, Vec<Found>)>> = BTreeMap::new();
+    let mut by_name: BTreeMap<CopyName, Vec<Group>> = BTreeMap::new();
     for file in checkpoints(dir)? {
         files.next = files.next.max(file.no + 1);
         let bytes = match fs::read(&file.path) {
@@ -303,18 +309,18 @@ fn recover(dir: &Path, own: &Folder, store: &Store) -> io::Result<Files> {
             continue;
         };
         let groups = by_name.entry(found.kept.head.name).or_default();
-        match groups.iter_mut().find(|(head, _)| *head == found.kept.head) {
-            Some((_, group)) => group.push(found),
-            None => groups.push((found.kept.head.clone(), vec![found])),
+        match groups.iter_mut().find(|group| group.head == found.kept.head) {
+            Some(group) => group.all.push(found),
+            None => groups.push(Group { head: found.kept.head.clone(), all: vec![found] }),
         }
     }
     let n_damaged = useless.len();
     for (name, mut groups) in by_name {
         // Of several kinds the newest stays in the index.
-        groups.sort_by_key(|(_, group)| group.iter().map(|found| found.written).max());
-        for (head, mut group) in groups {
-            group.sort_by_key(|found| found.order);
-            for Found { at, items, kept, .. } in group {
+        groups.sort_by_key(|group| group.all.iter().map(|found| found.written).max());
+        for Group { head, mut all } in groups {
+            all.sort_by_key(|found| found.order);
+            for Found { at, items, kept, .. } in all {
                 let put = |(item, piece)| store.put(&head, item, piece);
                 if items.into_iter().map(put).filter(|put| !put).count() > 0 {
                     // Pages before it are missing.
@@ -389,7 +395,8 @@ fn item_of(record: &Record) -> Option<Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::MAX_AGE;
+    use crate::records::rate::Rate;
+    use crate::records::{BYTES_PER_SECOND, MAX_AGE};
 
     const NAME: CopyName = CopyName([1; 16]);
     const MARK: TokenMark = TokenMark([2; 16]);
@@ -431,7 +438,7 @@ mod tests {
     }
 
     fn limited(dir: &Path, limit: u64) -> Disk {
-        Disk::open(&Home::at(dir.to_owned()), limit).unwrap()
+        Disk::open(&Home::at(dir.to_owned(), Rate::new(BYTES_PER_SECOND)), limit).unwrap()
     }
 
     fn opened(dir: &Path) -> Disk {

@@ -219,7 +219,9 @@ mod tests {
     use super::*;
     use crate::executor::changes::Changes;
     use crate::machine::ledger::{Amount, Ledger};
+    use crate::records::BYTES_PER_SECOND;
     use crate::records::folder::Home;
+    use crate::records::rate::Rate;
 
     const EPOCH: u64 = 2;
     const SLOT: u32 = 3;
@@ -264,7 +266,10 @@ mod tests {
         let sizes = Sizes { ram: 1 << 20, disk: 0 };
         let ledger = Ledger::alone(Amount::default());
         let rooms = Rooms::of(&ledger, sizes);
-        let store = Arc::new(Store::open(Home::of(Path::new("nowhere")), sizes, rooms).unwrap());
+        let store = Arc::new(
+            Store::open(Home::of(Path::new("nowhere"), Rate::new(BYTES_PER_SECOND)), sizes, rooms)
+                .unwrap(),
+        );
         let keys =
             Keys { chain: vec![[0; 16], [1; 16], [2; 16]], layers: 0..1, lines: vec![[4; 16]] };
         let saving = Saving {

@@ -110,14 +110,14 @@ pub fn on_disk(nbytes: u64) -> u64 {
 }
 
 impl Home {
-    /// The home of records in a cache's folder.
-    pub fn of(cache: &Path) -> Arc<Self> {
-        Self::at(cache.join(FOLDER))
+    /// The home of records in a cache's folder, to which so much is written.
+    pub fn of(cache: &Path, rate: Rate) -> Arc<Self> {
+        Self::at(cache.join(FOLDER), rate)
     }
 
     /// The home of records in this folder.
-    pub fn at(dir: PathBuf) -> Arc<Self> {
-        Arc::new(Self { dir, folder: Mutex::default(), rate: Rate::new() })
+    pub fn at(dir: PathBuf, rate: Rate) -> Arc<Self> {
+        Arc::new(Self { dir, folder: Mutex::default(), rate })
     }
 
     /// The folder that the workers' own are in.
@@ -188,7 +188,7 @@ impl Folder {
             // Files that cannot be removed now are tried again at the next start.
             files(&left.dir)
                 .into_iter()
-                .filter(is_old)
+                .filter(|path| is_old(path))
                 .for_each(|path| drop(fs::remove_file(path)));
         }
     }
@@ -405,7 +405,7 @@ fn idle(path: &Path) -> Option<Duration> {
     fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
 }
 
-fn is_old(path: &PathBuf) -> bool {
+fn is_old(path: &Path) -> bool {
     idle(path).is_some_and(|of| of > MAX_AGE)
 }
 

@@ -23,7 +23,8 @@ pub type Key = [u8; 16];
 /// stages.
 pub type Kind = [u8; 32];
 
-/// Bytes a second that a worker writes to its records at most, and as many to a neighbour's memory.
+/// Bytes a second that a worker writes to its records at most, if it is not told otherwise, and as many to a neighbour's
+/// memory.
 pub const BYTES_PER_SECOND: u64 = 256 << 20;
 
 /// How long a record stays that is neither read nor written.

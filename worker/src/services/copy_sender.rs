@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::copies::disk::Disk;
 use crate::copies::parts;
 use crate::copies::taker::{Outbox, Outgoing, Taken};
+use crate::records::BYTES_PER_SECOND;
 use crate::records::folder::Home;
 use crate::records::rate::Rate;
 use crate::state::{LaneGrant, Worker};
@@ -123,7 +124,7 @@ async fn pump(
     outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
     messages: mpsc::Sender<KeepRequest>,
 ) {
-    let rate = Rate::new();
+    let rate = Rate::new(BYTES_PER_SECOND);
     while let Some(next) = outgoing.recv().await {
         let all: Box<dyn Iterator<Item = CopyPart> + Send> = match next {
             Outgoing::Forget(name, _) => Box::new(std::iter::once(parts::forget(name))),

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{CopyName, TokenMark};
@@ -51,9 +50,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// No copies yet; those on the disk will lie in this cache's folder.
-    pub fn of(cache: &Path) -> Self {
-        let home = Home::of(cache);
+    /// No copies yet; those on the disk will lie at this home.
+    pub fn of(home: Arc<Home>) -> Self {
         let budget = Arc::new(Budget::default());
         let kept = Arc::new(Store::new(budget.clone()));
         let own = Arc::new(Store::new(budget.clone()));

@@ -43,6 +43,7 @@ use crate::executor::{Executor, Stuck, gone};
 use crate::loading::load::Loader;
 use crate::loading::order::Order;
 use crate::machine::ledger::Held;
+use crate::records::folder::Home;
 use crate::weights::cache::{Pinned, Purpose};
 use session::{Session, shown};
 
@@ -92,9 +93,8 @@ struct Inner {
 }
 
 impl Worker {
-    /// A worker that holds nothing yet; `stop` ends its lanes.
-    pub fn new(loader: Loader, network: Network, stop: CancellationToken) -> Self {
-        let copies = Copies::of(loader.cache.dir());
+    /// A worker that holds nothing yet, with a home for its records; `stop` ends its lanes.
+    pub fn new(loader: Loader, network: Network, home: Arc<Home>, stop: CancellationToken) -> Self {
         let inner = Inner {
             session: Session::default(),
             order: None,
@@ -120,7 +120,7 @@ impl Worker {
             states: Arc::new(Semaphore::new(STATES_AT_ONCE)),
             fetches: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
             weights: Arc::new(Semaphore::new(WEIGHTS_AT_ONCE)),
-            copies,
+            copies: Copies::of(home),
             prefixes: None,
             stuck: watch::Sender::new(None),
         }

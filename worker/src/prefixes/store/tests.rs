@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::machine::ledger::{Amount, Book};
 use crate::machine::share::Share;
+use crate::records::BYTES_PER_SECOND;
 use crate::records::folder::Home;
+use crate::records::rate::Rate;
 use crate::records::record::{About, NewRecord, encode};
 
 const WHOSE: Whose = Whose { realm: [1; 16], owner: [2; 16] };
@@ -20,7 +22,7 @@ fn scratch(name: &str) -> PathBuf {
 /// The store of a worker of its own.
 fn opened(dir: &Path, limits: Sizes) -> Store {
     Store::open(
-        Home::at(dir.to_owned()),
+        Home::at(dir.to_owned(), Rate::new(BYTES_PER_SECOND)),
         limits,
         Rooms::of(&Ledger::alone(Amount::default()), limits),
     )
@@ -345,7 +347,12 @@ fn stages_of_a_node_share_the_room_by_need() {
     let of_node = |number| {
         let memory = Amount::of_stage(1 << 40);
         let ledger = Ledger::of_node(book.inherited(), Share::new(number, 2), memory).unwrap();
-        Store::open(Home::at(dir.clone()), limits, Rooms::of(&ledger, limits)).unwrap()
+        Store::open(
+            Home::at(dir.clone(), Rate::new(BYTES_PER_SECOND)),
+            limits,
+            Rooms::of(&ledger, limits),
+        )
+        .unwrap()
     };
     let (first, second) = (of_node(1), of_node(2));
     let has = |store: &Store, ns: [u64; 4]| ns.map(|n| store.has(&page(n)));
