@@ -400,6 +400,7 @@ mod tests {
     use crate::copies::piece::Piece;
     use crate::copies::store::{ENTRY_BYTES, Head, Item, LAYER_BYTES, What};
     use crate::records::Kind;
+    use crate::records::rate::Rate;
 
     use super::*;
 
@@ -414,7 +415,7 @@ mod tests {
 
     #[test]
     fn copies_in_memory_count_until_they_are_dropped() {
-        let copies = Copies::of(Path::new("no-cache"));
+        let copies = Copies::of(Home::at("no-cache".into(), Rate::new(1)));
         copies.budget.set_limit(1 << 20);
         let head = Head {
             name: CopyName([1; 16]),
