@@ -396,7 +396,8 @@ fn models_come_when_they_are_asked_for_and_go_for_others() {
     let line = listed.lines().find(|line| line.starts_with("second")).unwrap();
     assert!(line.contains("loaded") && line.contains("yes"), "{listed}");
     assert!(order(&["unload", "none"]).1.contains("the names are first, second, hybrid"));
-    assert_eq!(order(&["unload", "second"]), (true, "second is unloaded\n".to_owned()));
+    let unloaded = "second is unloaded; it is pinned, and stays again once it is loaded\n";
+    assert_eq!(order(&["unload", "second"]), (true, unloaded.to_owned()));
     assert_eq!(word("second"), "unloaded");
     assert!(order(&["drain", "x"]).1.contains("name its model with --model"));
     let pid = server.process.pid();
