@@ -1,6 +1,7 @@
 //! Keeps a line within the limits of its workers' caches. Workers that share a folder share its limit.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::cost::Costs;
 use super::describe::describe;
@@ -30,13 +31,13 @@ pub(super) fn within(
     }
     let whole = planned(workers);
     if let Ok(plan) = &whole
-        && too_small(workers, plan).is_empty()
+        && too_small(model, workers, plan).is_empty()
     {
         return whole;
     }
     let parts = planned(&with_parts(workers));
     if let Ok(plan) = &parts
-        && too_small(workers, plan).is_empty()
+        && too_small(model, workers, plan).is_empty()
     {
         return parts;
     }
@@ -44,22 +45,26 @@ pub(super) fn within(
     let unlimited: Vec<WorkerFacts> =
         workers.iter().map(|worker| WorkerFacts { disk: None, ..worker.clone() }).collect();
     let plan = planned(&unlimited)?;
-    let caches = too_small(workers, &plan);
+    let caches = too_small(model, workers, &plan);
     let (whole, has_drafts) = (0..model.layers.len(), model.drafts.weight_bytes > 0);
     let (model, needed) = (model.name.clone(), model.stored.bytes(&whole, has_drafts));
     Err(PlanError::DiskLacks(DiskShortage { model, needed, caches }))
 }
 
 /// The caches that a plan overfills, each under the name of its first worker.
-fn too_small(workers: &[WorkerFacts], plan: &Plan) -> Vec<SmallCache> {
-    let mut folders: BTreeMap<u64, SmallCache> = BTreeMap::new();
+fn too_small(model: &ModelFacts, workers: &[WorkerFacts], plan: &Plan) -> Vec<SmallCache> {
+    let has_drafts = model.drafts.weight_bytes > 0;
+    let mut folders: BTreeMap<u64, (SmallCache, Vec<Range<usize>>)> = BTreeMap::new();
     for stage in &plan.stages {
         let Some(DiskFacts { folder, limit, left }) = workers[stage.worker].disk else { continue };
-        let worker = stage.name.clone();
-        let cache = folders.entry(folder).or_insert(SmallCache { worker, needs: 0, left, limit });
-        cache.needs = cache.needs.saturating_add(stage.stored);
+        let cache = SmallCache { worker: stage.name.clone(), needs: 0, left, limit };
+        folders.entry(folder).or_insert((cache, Vec::new())).1.push(stage.layers.clone());
     }
-    folders.into_values().filter(|cache| cache.needs > cache.left).collect()
+    let needs = |(cache, stages): (SmallCache, Vec<Range<usize>>)| SmallCache {
+        needs: model.stored.bytes_together(&stages, has_drafts),
+        ..cache
+    };
+    folders.into_values().map(needs).filter(|cache| cache.needs > cache.left).collect()
 }
 
 /// The workers with an equal part of what is left of their folders each.

@@ -71,6 +71,20 @@ impl StoredFacts {
         [shared, drafts, self.header].into_iter().fold(upto - before, u64::saturating_add)
     }
 
+    /// Bytes that stages of these layers need in one folder: what several of them read is there once.
+    pub fn bytes_together(&self, stages: &[Range<usize>], has_drafts: bool) -> u64 {
+        let each = stages.iter().map(|layers| self.bytes(layers, has_drafts));
+        let sum = each.fold(0, u64::saturating_add);
+        let reads = |readers: &[usize]| {
+            let has = |layers: &&Range<usize>| readers.iter().any(|at| layers.contains(at));
+            stages.iter().filter(has).count() as u64
+        };
+        let again =
+            self.shared.iter().map(|(nbytes, readers)| nbytes * reads(readers).saturating_sub(1));
+        let headers = self.header * (stages.len() as u64).saturating_sub(1);
+        sum.saturating_sub(again.sum::<u64>().saturating_add(headers))
+    }
+
     /// Bytes of the whole model as one stage, without drafting blocks.
     pub fn all(&self) -> u64 {
         self.bytes(&(0..self.sums.len().saturating_sub(1)), false)
@@ -99,6 +113,7 @@ mod tests {
         assert_eq!(stored.all(), 66, "an embedding that is the head too");
         let with_drafts = [0..3, 0..1, 1..2, 1..3, 2..2].map(|layers| stored.bytes(&layers, true));
         assert_eq!(with_drafts, [166, 16, 21, 163, 0]);
+        assert_eq!(stored.bytes_together(&[0..1, 1..3], false), stored.all());
         assert_eq!(StoredFacts::default().all(), 0);
     }
 }
