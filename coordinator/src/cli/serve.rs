@@ -171,7 +171,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     unload_after: Option<Duration>,
     /// With --load demand: how long a model in constant use stays loaded before it makes room for one that waits. It
-    /// then takes no new requests, completes those that run, and is unloaded. Such as 60s [default: ten times as long as
+    /// then takes no new requests, completes those that run, and is unloaded. Such as 60s [default: six times as long as
     /// it took to load, 60s at most]
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     swap_after: Option<Duration>,

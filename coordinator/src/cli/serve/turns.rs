@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long a model that is always in use has its place, where nobody says: this long at most ...
 const PLACE_FOR: Duration = Duration::from_secs(60);
-/// ... and at most so many times as long as its load took. A tenth of the time is then spent on loads.
-const PLACE_FOR_LOADS: u32 = 10;
+/// ... and at most so many times as long as its load took. A seventh of the time is then spent on loads,
+/// and nobody waits for more than ten loads while few models wait for one place.
+const PLACE_FOR_LOADS: u32 = 6;
 
 /// The key to which a load is charged; `None`: clients without keys of their own.
 pub type Key = Option<u64>;

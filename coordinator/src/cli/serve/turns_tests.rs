@@ -315,7 +315,7 @@ fn models_that_are_always_in_use_wait_equally_long_and_in_proportion_to_their_lo
         println!("{models} models, room for {room}: {waits:.1?} loads, {given:?} answers");
         // The others have their places one after the other, each with its load, and with an end.
         let turns = (models as f64 / room as f64).ceil() - 1.0;
-        assert!(waits.iter().all(|wait| *wait <= 13.0 * turns + 2.0), "{waits:?}");
+        assert!(waits.iter().all(|wait| *wait <= 9.0 * turns + 2.0), "{waits:?}");
         // Where they do not come out even, a model shares a place with one other, or with two.
         let even = if (models as u64).is_multiple_of(room) { 1.1 } else { 1.6 };
         assert!(*most as f64 <= even * *least as f64, "{given:?}");
@@ -323,7 +323,7 @@ fn models_that_are_always_in_use_wait_equally_long_and_in_proportion_to_their_lo
         let (long, more) = always_in_use(models, room, Some(60 * LOAD));
         assert!(longest(&long) > 4.0 * longest(&waits), "{long:?} {waits:?}");
         let [given, more] = [given, more].map(|all| all.iter().sum::<usize>() as f64);
-        assert!(given > 0.8 * more, "{given} {more}");
+        assert!(given > 0.75 * more, "{given} {more}");
     }
 }
 
