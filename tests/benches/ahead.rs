@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::error::SnapshotError;
-use brigade_engine::state::{CopyRoom, StageCopy};
+use brigade_engine::state::{BlockCopy, BlockSize, CopyOf, CopyRoom, StageCopy, Written};
 use brigade_gguf::Gguf;
 use brigade_line::measured::meter::UbatchSize;
 use brigade_proto::control::StageSpec;
@@ -36,8 +36,8 @@ use brigade_tests::bench;
 use brigade_tests::process::{brigade, use_binary_beside};
 use brigade_tests::proxy::Proxy;
 use brigade_worker::backend::{
-    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindSource, Finished, KeptWeights, StageBackend,
-    StageError, StageNeeds, StageRunner, StageShape,
+    Abilities, BuildOrder, BuiltFacts, CopyFacts, FindPart, FindSource, Finished, KeptWeights,
+    StageBackend, StageError, StageNeeds, StageRunner, StageShape,
 };
 use brigade_worker::config::{Config, RawConfig};
 use brigade_worker::run::Bound;
@@ -295,6 +295,23 @@ impl StageRunner for AsleepStage {
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
         self.stage.copy_new(slot, len, plane, first_page, to)
+    }
+
+    fn block_sizes(&self, len: u32) -> Vec<BlockSize> {
+        self.stage.block_sizes(len)
+    }
+
+    fn copy_part(&self, slot: u32, len: u32, of: &CopyOf) -> Result<Vec<BlockCopy>, SnapshotError> {
+        self.stage.copy_part(slot, len, of)
+    }
+
+    fn put_part(
+        &mut self,
+        slot: u32,
+        len: u32,
+        part: FindPart<'_, '_>,
+    ) -> Result<Vec<(u32, u32, Written)>, SnapshotError> {
+        self.stage.put_part(slot, len, part)
     }
 
     fn put_back(

@@ -5,7 +5,10 @@ use crate::batch::{PageId, SlotId};
 use crate::error::{BatchError, SnapshotError};
 use crate::kernels::KV_PAGE;
 use crate::spec::RopeFactors;
-use crate::state::{BlockCopy, BlockSource, BlockState, CopyRoom, LayerPrint, StageCopy};
+use crate::state::{
+    BlockCopy, BlockPart, BlockSize, BlockSource, BlockState, CopyOf, CopyRoom, LayerPrint,
+    StageCopy, Written,
+};
 
 /// Numbers from one state of a block to its next: more than a layer has blocks.
 const STATES_APART: usize = 1 << 8;
@@ -91,12 +94,90 @@ impl Stage {
         Ok(StageCopy { prints, first_page, n_pages, complete, blocks })
     }
 
+    /// Bytes of each block's state at position `len`.
+    pub fn block_sizes(&self, len: u32) -> Vec<BlockSize> {
+        let size = |(layer, block, state): (u32, u32, &BlockState)| {
+            let (page_bytes, rest_bytes) = (state.page_bytes(), state.rest_bytes(len));
+            Some(BlockSize { layer, block, paged: state.paged()?, page_bytes, rest_bytes })
+        };
+        self.states().filter_map(size).collect()
+    }
+
+    /// Copies a part of the state of the first `len` positions of a sequence.
+    ///
+    /// # Errors
+    /// As [`Self::copy_new`]; pages behind that position.
+    pub fn copy_part(
+        &self,
+        slot: SlotId,
+        len: u32,
+        of: &CopyOf,
+    ) -> Result<Vec<BlockCopy>, SnapshotError> {
+        let sequence = &*self.sequences.with_prefix(slot, len, None)?;
+        let (CopyOf { layers, pages, rest }, room) = (of, CopyRoom::fresh(0));
+        if pages.end > len / KV_PAGE as u32 || pages.start > pages.end {
+            let why = format!("pages {pages:?} of {len} positions");
+            return Err(SnapshotError::Damaged(why));
+        }
+        let n_pages = pages.end - pages.start;
+        let wanted = self.states().filter(|(layer, ..)| layers.contains(layer));
+        let copy = |(layer, block, state): (u32, u32, &BlockState)| {
+            let (paged, first) = (state.paged()?, pages.start);
+            let pages = state.copy_pages(sequence, first, n_pages, room);
+            let rest = if *rest { state.copy_rest(sequence, len, room) } else { Vec::new() };
+            Some(BlockCopy { layer, block, paged, pages, rest })
+        };
+        let blocks = wanted.filter_map(copy).collect();
+        // What was read of a device that failed is anything.
+        self.device.finish().map_err(BatchError::from)?;
+        Ok(blocks)
+    }
+
+    /// Writes a part of the state of an open sequence's first `len` positions; what it held before is lost. `part` has the
+    /// part of a layer's block, if it is of any. Returns for each of those how much of it is there then. Other sequences may
+    /// be computed before the next part. The sequence is whole with [`Self::put_back`]; until then it can only be closed.
+    ///
+    /// # Errors
+    /// A part of another size; a slot that is not open or has too few pages. Or the device failed.
+    pub fn put_part<'a>(
+        &mut self,
+        slot: SlotId,
+        len: u32,
+        part: impl Fn(&LayerPrint, u32) -> Option<BlockPart<'a>>,
+    ) -> Result<Vec<(u32, u32, Written)>, SnapshotError> {
+        let sequence = self.sequences.get(slot).ok_or(BatchError::NotOpen(slot))?.clone();
+        sequence.check_room(slot, len)?;
+        let mut parts = Vec::new();
+        for (layer, index, state) in self.states().filter(|(_, _, s)| s.paged().is_some()) {
+            let print = self.prints.iter().find(|(of, _)| *of == layer);
+            let found = print.and_then(|print| part(print, index));
+            if found.as_ref().is_some_and(|part| !state.fits_part(part, len)) {
+                let why =
+                    format!("a part of the copy of layer {layer}, block {index} has another size");
+                return Err(SnapshotError::Damaged(why));
+            }
+            parts.push((layer, index, found));
+        }
+        // Layers with windows keep what a row at that position sees, also while others are computed.
+        self.sequences.set_restored(slot, len, Vec::new());
+        let states = self.blocks.iter_mut().flat_map(|block| block.state.parts_mut());
+        let stateful = states.filter(|state| state.paged().is_some());
+        let mut written = Vec::new();
+        for (state, (layer, index, part)) in stateful.zip(parts) {
+            let Some(part) = part else { continue };
+            written.push((layer, index, state.put_part(slot, &sequence, &part, len)));
+        }
+        self.device.finish().map_err(BatchError::from)?;
+        Ok(written)
+    }
+
     /// Gives an open sequence the state of its first `len` positions; what it held before is lost. `source` says
     /// where a layer's block is to be had.
     ///
     /// # Errors
     /// A block without a source, or with one of another size; tokens that are missing on the last stage; a slot
-    /// that is not open or has too few pages. Nothing has changed then. Or the device failed.
+    /// that is not open or has too few pages. Nothing has changed then, beyond parts that were written before. Or the
+    /// device failed.
     pub fn put_back<'a>(
         &mut self,
         slot: SlotId,

@@ -4,6 +4,8 @@
 //! once. The parts that do change, the last page, the positions in a window and a recurrent state, are the *rest*,
 //! which is valid for one position.
 
+use std::ops::Range;
+
 use super::{BlockState, LayerPrint, Sequence};
 use crate::batch::{PageId, SlotId};
 use crate::kernels::KV_PAGE;
@@ -63,6 +65,32 @@ pub struct BlockCopy {
     pub rest: Vec<u8>,
 }
 
+/// Bytes of a block's state at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSize {
+    /// Layer of the model.
+    pub layer: u32,
+    /// Place within the layer.
+    pub block: u32,
+    /// Whether it has pages.
+    pub paged: bool,
+    /// Bytes of a full page; 0 where there are none.
+    pub page_bytes: usize,
+    /// Bytes of the rest.
+    pub rest_bytes: usize,
+}
+
+/// A part of a sequence's state that is to be copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyOf {
+    /// Layers of the model.
+    pub layers: Range<u32>,
+    /// Full pages; they may be none.
+    pub pages: Range<u32>,
+    /// Whether the rest is wanted.
+    pub rest: bool,
+}
+
 /// Source from which a block's state is put back.
 #[derive(Clone, Debug)]
 pub enum BlockSource<'a> {
@@ -75,6 +103,40 @@ pub enum BlockSource<'a> {
         /// Bytes of the rest, as in [`BlockCopy::rest`].
         rest: &'a [u8],
     },
+    /// It was written in parts before.
+    Written(Written),
+}
+
+/// How much of a block's state was written in parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Full pages, from the first on.
+    pub pages: u32,
+    /// Bytes of the rest.
+    pub rest: usize,
+}
+
+/// A part of a block's state, as it was copied.
+#[derive(Clone, Debug, Default)]
+pub struct BlockPart<'a> {
+    /// Full pages before those that are here.
+    pub first_page: u32,
+    /// Runs of full pages, in order.
+    pub pages: Vec<&'a [u8]>,
+    /// Bytes of the rest, as in [`BlockCopy::rest`]; empty: it is not in this part.
+    pub rest: &'a [u8],
+}
+
+impl BlockPart<'_> {
+    fn page_bytes(&self) -> usize {
+        self.pages.iter().map(|run| run.len()).sum()
+    }
+
+    /// What is written with it, of pages with so many bytes each.
+    fn written(&self, page_bytes: usize) -> Written {
+        let pages = self.page_bytes().checked_div(page_bytes).unwrap_or(0);
+        Written { pages: self.first_page + pages as u32, rest: self.rest.len() }
+    }
 }
 
 impl BlockState {
@@ -178,7 +240,57 @@ impl BlockState {
                 pages.iter().map(|run| run.len()).sum::<usize>() >= full
                     && rest.len() == self.rest_bytes(len)
             }
+            (_, BlockSource::Written(written)) => {
+                let has_pages = self.page_bytes() > 0;
+                (!has_pages || written.pages as usize >= len as usize / KV_PAGE)
+                    && written.rest == self.rest_bytes(len)
+            }
         }
+    }
+
+    /// Whether a part is of whole pages that position `len` has, and of its whole rest if of any.
+    pub(crate) fn fits_part(&self, part: &BlockPart<'_>, len: u32) -> bool {
+        let (page_bytes, nbytes) = (self.page_bytes(), part.page_bytes());
+        let end = part.written(page_bytes).pages as usize;
+        let whole = nbytes == 0 || (page_bytes > 0 && nbytes.is_multiple_of(page_bytes));
+        whole
+            && (nbytes == 0 || end <= len as usize / KV_PAGE)
+            && (part.rest.is_empty() || part.rest.len() == self.rest_bytes(len))
+    }
+
+    /// Writes a part of the state of a sequence's first `len` positions, which [`Self::fits_part`]. Returns how much is
+    /// written then.
+    pub(crate) fn put_part(
+        &mut self,
+        slot: SlotId,
+        sequence: &Sequence,
+        part: &BlockPart<'_>,
+        len: u32,
+    ) -> Written {
+        let page_bytes = self.page_bytes();
+        let (first, full) = (part.first_page as usize, len as usize / KV_PAGE);
+        let pages = part.pages.iter().flat_map(|run| run.chunks_exact(page_bytes.max(1)));
+        // A layer with a window has no pages that stay.
+        let stay = if page_bytes > 0 { full } else { 0 };
+        let blocks = sequence.blocks.iter().take(stay).skip(first);
+        match self {
+            Self::Kv(kv) => {
+                let nbytes = kv.layout().page_bytes();
+                blocks.zip(pages).for_each(|(block, page)| kv.write_page(*block, page));
+                let rest = kv.kept(sequence, len).iter().skip(stay);
+                let bytes = part.rest.chunks_exact(nbytes);
+                rest.zip(bytes).for_each(|(block, page)| kv.write_page(*block, page));
+            }
+            Self::Entries(entries) => {
+                blocks.zip(pages).for_each(|(block, page)| entries.write_page(*block, page));
+                let rest = sequence.blocks.iter().skip(full);
+                let bytes = part.rest.chunks_exact(page_bytes);
+                rest.zip(bytes).for_each(|(block, page)| entries.write_page(*block, page));
+            }
+            Self::Slots(slots) if !part.rest.is_empty() => slots.write(slot, part.rest),
+            Self::None | Self::Both(_) | Self::Slots(_) => {}
+        }
+        part.written(page_bytes)
     }
 
     /// Gives a sequence the state of its first `len` positions, from a source that [`Self::fits`].
@@ -198,15 +310,6 @@ impl BlockState {
                     }
                 }
             }
-            (Self::Kv(kv), BlockSource::Bytes { pages, rest }) => {
-                let nbytes = kv.layout().page_bytes();
-                let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
-                let n_full = if kv.keeps_all() { len as usize / KV_PAGE } else { 0 };
-                let all = full.take(n_full).chain(rest.chunks_exact(nbytes));
-                for (block, page) in kv.kept(sequence, len).iter().zip(all) {
-                    kv.write_page(*block, page);
-                }
-            }
             (Self::Entries(entries), BlockSource::InPlace(held)) => {
                 for (from, to) in held.iter().zip(sequence.blocks.iter()).take(n_pages) {
                     if from != to {
@@ -214,16 +317,12 @@ impl BlockState {
                     }
                 }
             }
-            (Self::Entries(entries), BlockSource::Bytes { pages, rest }) => {
-                let nbytes = entries.layout().page_bytes();
-                let full = pages.iter().flat_map(|run| run.chunks_exact(nbytes));
-                let all = full.take(len as usize / KV_PAGE).chain(rest.chunks_exact(nbytes));
-                for (block, page) in sequence.blocks.iter().zip(all) {
-                    entries.write_page(*block, page);
-                }
+            (state, BlockSource::Bytes { pages, rest }) => {
+                let part = BlockPart { first_page: 0, pages: pages.clone(), rest };
+                state.put_part(slot, sequence, &part, len);
             }
-            (Self::Slots(slots), BlockSource::Bytes { rest, .. }) => slots.write(slot, rest),
-            (Self::None | Self::Both(_), _) | (Self::Slots(_), BlockSource::InPlace(_)) => {}
+            (_, BlockSource::Written(_)) => {}
+            (Self::None | Self::Both(_) | Self::Slots(_), BlockSource::InPlace(_)) => {}
         }
     }
 }

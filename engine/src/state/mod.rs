@@ -18,7 +18,9 @@ mod snapshot;
 mod tests;
 
 pub use block::BlockState;
-pub use copies::{BlockCopy, BlockSource, CopyRoom, StageCopy};
+pub use copies::{
+    BlockCopy, BlockPart, BlockSize, BlockSource, CopyOf, CopyRoom, StageCopy, Written,
+};
 pub use entries::EntryPages;
 pub use kv::{AttendHow, AttendVariant, ChosenPools, KvCache, KvRows, UbatchRows, attend_parts};
 pub use parts::{merge_snapshots, select_layers};

@@ -81,6 +81,51 @@ fn what_is_copied_and_put_back_elsewhere_is_what_it_was() {
     }
 }
 
+/// Writes a part, and says whether all is written then.
+fn written(
+    state: &mut BlockState,
+    to: &Sequence,
+    part: &BlockPart<'_>,
+    before: Written,
+) -> (Written, bool) {
+    assert!(state.fits_part(part, to.len));
+    let now = state.put_part(SlotId(1), to, part, to.len);
+    let written = Written { pages: now.pages, rest: before.rest.max(now.rest) };
+    (written, state.fits(&BlockSource::Written(written), to.len))
+}
+
+#[test]
+fn what_is_put_back_in_parts_is_whole_with_the_last_one() {
+    let device = device();
+    for kind in KINDS {
+        for len in [1, 63, 64, 100, 128, 192, 200] {
+            let (state, from, want) = filled(kind, &device, len);
+            let (room, full) = (CopyRoom::fresh(1 << 20), len / KV_PAGE as u32);
+            let pages = state.copy_pages(&from, 0, full, room);
+            let rest = state.copy_rest(&from, len, room);
+            let mut other = kind.1(&device);
+            let to = Sequence { plane: SlotId(1), ..sequence(len, [1, 6, 3, 4]) };
+            let (mut come, mut whole) = (Written::default(), false);
+            for page in pages.chunks_exact(state.page_bytes().max(1)) {
+                assert!(!whole, "{}: whole at {len} with a page to come", kind.0);
+                let part = BlockPart { first_page: come.pages, pages: vec![page], rest: &[] };
+                (come, whole) = written(&mut other, &to, &part, come);
+            }
+            if !rest.is_empty() {
+                assert!(!whole, "{}: whole at {len} without its rest", kind.0);
+                let cut = BlockPart { rest: &rest[1..], ..BlockPart::default() };
+                assert_eq!(other.fits_part(&cut, len), rest.len() == 1, "{}", kind.0);
+                let part = BlockPart { first_page: come.pages, pages: vec![], rest: &rest };
+                (come, whole) = written(&mut other, &to, &part, come);
+            }
+            assert!(whole, "{}: {come:?} of {len} positions", kind.0);
+            assert!(other.read(&to).unwrap() == want, "{}: {len} positions, other bytes", kind.0);
+            let behind = BlockPart { first_page: full, pages: vec![&pages], rest: &[] };
+            assert!(pages.is_empty() || !other.fits_part(&behind, len), "{}: one more", kind.0);
+        }
+    }
+}
+
 #[test]
 fn pages_that_stay_are_copied_once_and_what_a_window_sees_each_time() {
     let device = device();

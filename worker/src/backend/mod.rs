@@ -17,7 +17,9 @@ use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::{BatchError, SnapshotError};
 pub use brigade_engine::stage::{KeptWeights, StageOutput};
-use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_engine::state::{
+    BlockCopy, BlockPart, BlockSize, BlockSource, CopyOf, CopyRoom, LayerPrint, StageCopy, Written,
+};
 use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::Failure;
@@ -255,6 +257,9 @@ impl Finished {
 /// Says where a layer's block is to be had.
 pub type FindSource<'a, 'b> = &'b dyn Fn(&LayerPrint, u32) -> Option<BlockSource<'a>>;
 
+/// Finds the part of a block's state that is to be written: by the layer, and the block's place in it.
+pub type FindPart<'a, 'b> = &'b dyn Fn(&LayerPrint, u32) -> Option<BlockPart<'a>>;
+
 /// A loaded stage: layers and the state of their sequences. It is built, used and dropped on the
 /// executor's thread.
 pub trait StageRunner {
@@ -345,10 +350,42 @@ pub trait StageRunner {
         Err(no_copies())
     }
 
+    /// Bytes of each block's state at position `len`.
+    fn block_sizes(&self, _len: u32) -> Vec<BlockSize> {
+        Vec::new()
+    }
+
+    /// Copies a part of a sequence's state at position `len`.
+    ///
+    /// # Errors
+    /// As [`StageRunner::copy_new`]; pages behind that position.
+    fn copy_part(
+        &self,
+        _slot: u32,
+        _len: u32,
+        _of: &CopyOf,
+    ) -> Result<Vec<BlockCopy>, SnapshotError> {
+        Err(no_copies())
+    }
+
+    /// Writes a part of the state of an open sequence's first `len` positions. Returns how much is there then of each
+    /// block, by layer and place, that the part is of.
+    ///
+    /// # Errors
+    /// Something does not fit.
+    fn put_part(
+        &mut self,
+        _slot: u32,
+        _len: u32,
+        _part: FindPart<'_, '_>,
+    ) -> Result<Vec<(u32, u32, Written)>, SnapshotError> {
+        Err(no_copies())
+    }
+
     /// Gives an open sequence the state of its first `len` positions.
     ///
     /// # Errors
-    /// Something does not fit or is missing; nothing has changed.
+    /// Something does not fit or is missing; nothing has changed beyond parts that were written.
     fn put_back(
         &mut self,
         _slot: u32,

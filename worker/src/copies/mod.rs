@@ -8,16 +8,19 @@
 //!
 //! When a line was lost, a stage that stays loaded still holds the pages of its sequences: they are used where they
 //! are, unless they were written to since. It keeps the last copies of its own recurrent states itself. Missing
-//! copies are fetched from other workers ([`fetch`]). When a line is taken down as planned, each worker keeps the
+//! copies are fetched from other workers ([`fetch`]). The stage takes them in parts ([`source`]), between two ubatches each, so that
+//! a long sequence needs no memory twice. When a line is taken down as planned, each worker keeps the
 //! states of its own stage until the next line has them ([`parting`]). The coordinator decides whether and to which
 //! position a sequence goes back.
 
 pub mod buffers;
 pub mod disk;
 pub mod fetch;
+pub mod gathered;
 pub mod parting;
 pub mod parts;
 pub mod piece;
+pub mod source;
 pub mod stage_copy;
 pub mod store;
 pub mod taker;
@@ -31,3 +34,10 @@ pub const IN_QUEUE_BYTES: usize = QUEUE_BYTES;
 /// Positions of a sequence for which recurrent states, and pages that were not full, are kept. Stages may be this
 /// many checkpoints apart.
 pub const RESTS_KEPT: usize = 3;
+
+/// Bytes of a state that are in memory at once while the stage takes it in parts: those that are handed over, and those that
+/// come meanwhile. They are a part of what a process takes itself ([`PROCESS_BYTES`](crate::machine::memory::PROCESS_BYTES)).
+pub const PUTTING_BYTES: u64 = 16 << 20;
+
+/// The same at most, where there is memory: ubatches wait while the stage takes a part.
+pub const MAX_PUTTING_BYTES: u64 = 128 << 20;

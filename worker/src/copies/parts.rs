@@ -45,7 +45,7 @@ pub fn item(item: Item, data: Bytes) -> impl Iterator<Item = CopyPart> {
 }
 
 /// The message that says which item's bytes follow.
-pub fn announce(item: Item, nbytes: u64) -> CopyPart {
+fn announce(item: Item, nbytes: u64) -> CopyPart {
     let (n_pages, first_page) = match item.what {
         What::Pages { first, n } => (n, first),
         What::Rest { .. } => (0, 0),
@@ -55,7 +55,7 @@ pub fn announce(item: Item, nbytes: u64) -> CopyPart {
 }
 
 /// A message with some of an item's bytes: [`COPY_CHUNK_BYTES`] at most.
-pub fn chunk(bytes: Bytes) -> CopyPart {
+fn chunk(bytes: Bytes) -> CopyPart {
     part(Part::Data(bytes))
 }
 

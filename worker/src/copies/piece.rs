@@ -52,14 +52,8 @@ impl Piece {
         };
     }
 
-    /// The piece in parts of `nbytes`, without reading them.
-    pub fn parts(self, nbytes: u64) -> impl Iterator<Item = Self> + Send {
-        let len = self.len();
-        let begins = (0..len).step_by(usize::try_from(nbytes.max(1)).unwrap_or(usize::MAX));
-        begins.map(move |begin| self.part(begin, nbytes.min(len - begin)))
-    }
-
-    fn part(&self, begin: u64, nbytes: u64) -> Self {
+    /// `nbytes` of the piece from `begin` on, without reading them. In memory they are not copied.
+    pub fn part(&self, begin: u64, nbytes: u64) -> Self {
         match self {
             Self::Memory(bytes) => {
                 Self::Memory(bytes.slice(begin as usize..(begin + nbytes) as usize))

@@ -12,16 +12,16 @@ use std::time::Instant;
 use brigade_engine::batch::{CopyName, PageId, SeqOp, SlotId, TokenMark, UBatch};
 use brigade_engine::error::{BatchError, SnapshotError};
 use brigade_engine::kernels::KV_PAGE;
-use brigade_engine::state::{BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_engine::state::{BlockPart, BlockSource, CopyRoom, LayerPrint, StageCopy, Written};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::QUEUE_BYTES;
 use super::buffers::Buffers;
-use super::fetch::Gathered;
+use super::gathered::Gathered;
 use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
-use super::stage_copy::Copied;
+use super::stage_copy::{About, Copied, Wanted};
 use super::store::{Head, Item, Store, What};
 use crate::backend::{CopyFacts, StageError, StageRunner};
 use crate::records::Kind;
@@ -132,19 +132,30 @@ struct Held {
     len: u32,
 }
 
-/// A sequence to restore.
+/// A part of a sequence's state that is to be written.
+#[derive(Debug)]
+pub struct PutPart {
+    /// The sequence's slot.
+    pub slot: u32,
+    /// As in [`PutBack`].
+    pub name: Option<CopyName>,
+    /// The position of the whole state.
+    pub len: u32,
+    /// The part.
+    pub gathered: Gathered,
+}
+
+/// A sequence to restore, from parts that were written, from what this worker has in memory, and from pages in place.
 #[derive(Debug)]
 pub struct PutBack {
     /// The sequence's slot.
     pub slot: u32,
-    /// The sequence's name, which the slot must have been given.`None`: a kept state, which has none.
+    /// The sequence's name, which the slot must have been given. `None`: a kept state, which has none.
     pub name: Option<CopyName>,
     /// The position, as a number of tokens.
     pub len: u32,
     /// The tokens of the sequences, on the last stage.
     pub tokens: Vec<u32>,
-    /// Copies from other workers and from memory.
-    pub gathered: Gathered,
     /// Positions whose full pages are already where copies go.
     pub kept_len: u32,
 }
@@ -157,19 +168,22 @@ pub struct Taker {
     held: HashMap<CopyName, Held>,
     /// Pages written to since the stage was reset.
     written: HashSet<PageId>,
+    /// Of slots whose state comes in parts: how much of each block is there, by layer and place.
+    partly: HashMap<u32, HashMap<(u32, u32), Written>>,
     lane: Option<LaneCopies>,
 }
 
 impl Taker {
     /// A taker for a stage with these facts; `None`: the stage cannot copy.
     pub fn new(facts: Option<CopyFacts>) -> Self {
-        let (named, held, written) = Default::default();
-        Self { facts, named, held, written, lane: None }
+        let (named, held, written, partly) = Default::default();
+        Self { facts, named, held, written, partly, lane: None }
     }
 
     /// A lane begins, on which no sequence is open.
     pub fn begin(&mut self, lane: LaneCopies) {
         self.named.clear();
+        self.partly.clear();
         self.lane = Some(lane);
     }
 
@@ -208,7 +222,11 @@ impl Taker {
                     let named = Named { name: *name, sent_pages, restarts, parting };
                     self.named.insert(slot.0, named);
                 }
-                SeqOp::Name { slot, name: None } | SeqOp::Close { slot } => self.forget(slot.0),
+                SeqOp::Name { slot, name: None } => self.forget(slot.0),
+                SeqOp::Close { slot } => {
+                    self.partly.remove(&slot.0);
+                    self.forget(slot.0);
+                }
                 SeqOp::Copy { src, dst, .. } if !self.held.is_empty() => {
                     let shared = runner.places(src.0).unwrap_or_default().0;
                     let copied = runner.places(dst.0).unwrap_or_default().0;
@@ -254,8 +272,12 @@ impl Taker {
             part(keep, facts, lane.kind(facts), &named, runner);
         }
         let takes_copies = self.outbox().is_some();
-        // No worker asks for the states of other sequences.
-        for (slot, named) in named.iter().filter(|(_, n)| takes_copies || n.parting.is_some()) {
+        let partly = std::mem::take(&mut self.partly);
+        let stays = |slot: &u32, n: &Named| {
+            (takes_copies || n.parting.is_some()) && !partly.contains_key(slot)
+        };
+        // No worker asks for the states of other sequences, and of some not all of the state is there.
+        for (slot, named) in named.iter().filter(|(slot, n)| stays(slot, n)) {
             if let Some((blocks, len)) = runner.places(*slot) {
                 held.insert(named.name, Held { blocks, len });
             }
@@ -280,51 +302,68 @@ impl Taker {
         self.facts.as_ref()
     }
 
+    /// Forgets what parts have brought of a slot's state.
+    pub fn begin_parts(&mut self, slot: u32) {
+        self.partly.remove(&slot);
+    }
+
+    /// Writes a part of a sequence's state. The sequence is whole with [`Self::put_back`]; until then it can only be closed.
+    ///
+    /// # Errors
+    /// The slot has another name, or something does not fit.
+    pub fn put_part(
+        &mut self,
+        runner: &mut dyn StageRunner,
+        part: &PutPart,
+    ) -> Result<(), SnapshotError> {
+        let PutPart { slot, name, len, gathered } = part;
+        let (kind, blocks) = self.target(runner, *slot, *name)?;
+        let held = self.held_for(*name, *len, &blocks);
+        let moved = moved(held.map_or(&[][..], |held| &held.blocks), &blocks, *len);
+        self.written.extend(moved);
+        let come = self.partly.entry(*slot).or_default();
+        let source = |print: &LayerPrint, block: u32| {
+            let (pages, rest) = gathered.find(print, block, kind)?;
+            let first_page = come.get(&(print.0, block)).map_or(0, |come| come.pages);
+            Some(BlockPart { first_page, pages, rest })
+        };
+        for (layer, block, now) in runner.put_part(*slot, *len, &source)? {
+            let come = come.entry((layer, block)).or_default();
+            *come = Written { pages: now.pages, rest: come.rest.max(now.rest) };
+        }
+        Ok(())
+    }
+
     /// Gives a sequence its state again.
     ///
     /// # Errors
-    /// The slot has another name, or something is missing; nothing has changed then.
+    /// The slot has another name, or something is missing; nothing has changed then, beyond parts that were written.
     pub fn put_back(
         &mut self,
         runner: &mut dyn StageRunner,
         put: &PutBack,
     ) -> Result<(), SnapshotError> {
-        let refused = |why: &str| SnapshotError::Foreign(why.to_owned());
-        let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
-            return Err(refused("this stage takes no copies"));
-        };
-        let named = self.named.get_mut(&put.slot);
-        if named.as_ref().map(|named| named.name) != put.name {
-            return Err(refused("the slot is another sequence's"));
-        }
-        let (blocks, _) = runner.places(put.slot).ok_or_else(|| refused("the slot is not open"))?;
-        let kind = lane.kind(facts);
-        let of = |store: &Store| {
-            let own = store.pieces(put.name?, facts.layers.clone(), put.len);
-            own.filter(|own| own.head.kind == kind).map(Gathered::in_memory)
-        };
-        let own = lane.outbox.as_ref().and_then(|outbox| of(&outbox.own));
-        let own = own.or_else(|| of(&lane.parting.rests));
-        let held = put.name.and_then(|name| self.held.get(&name));
-        let held = held
-            .filter(|held| is_intact(held, put.len, &self.written) && !are_crossed(held, &blocks));
-        let own = own.as_ref();
+        let (kind, blocks) = self.target(runner, put.slot, put.name)?;
+        let come = self.partly.remove(&put.slot).unwrap_or_default();
+        let own = self.own_of(put, kind);
+        let held = self.held_for(put.name, put.len, &blocks);
         let source = |print: &LayerPrint, block: u32| -> Option<BlockSource<'_>> {
-            let fetched = put.gathered.find(print, block, kind);
-            let found = fetched.or_else(|| own?.find(print, block, kind));
-            match (found, held) {
+            if let Some(written) = come.get(&(print.0, block)) {
+                return Some(BlockSource::Written(*written));
+            }
+            match (own.as_ref().and_then(|own| own.find(print, block, kind)), held) {
                 (Some((pages, rest)), _) => Some(BlockSource::Bytes { pages, rest }),
                 (None, Some(held)) => Some(BlockSource::InPlace(&held.blocks)),
                 (None, None) => None,
             }
         };
         runner.put_back(put.slot, put.len, &put.tokens, &source)?;
-        let n_pages = (put.len as usize).div_ceil(KV_PAGE);
-        let before = held.map_or(&[][..], |held| &held.blocks);
-        let stays = |i: usize| before.get(i) == blocks.get(i);
-        let moved = (0..n_pages.min(blocks.len())).filter(|i| !stays(*i));
-        self.written.extend(moved.map(|i| blocks[i]));
-        if let (Some(outbox), Some(named)) = (&lane.outbox, named) {
+        let moved = moved(held.map_or(&[][..], |held| &held.blocks), &blocks, put.len);
+        self.written.extend(moved);
+        if let (Some(outbox), Some(named)) = (
+            self.lane.as_ref().and_then(|lane| lane.outbox.as_ref()),
+            self.named.get_mut(&put.slot),
+        ) {
             named.sent_pages = put.kept_len / KV_PAGE as u32;
             named.restarts = outbox.restarts.load(Ordering::Relaxed);
         }
@@ -332,28 +371,66 @@ impl Taker {
         Ok(())
     }
 
-    /// Copies a part of a sequence's state. `of`: its slot, its positions, the number of pages to leave out, and the
-    /// limit of bytes. `None`: only the properties that states depend on.
+    /// The kind of copies that a slot can be restored from, and its pages, if it is open and has this name.
+    fn target(
+        &self,
+        runner: &dyn StageRunner,
+        slot: u32,
+        name: Option<CopyName>,
+    ) -> Result<(Kind, Vec<PageId>), SnapshotError> {
+        let refused = |why: &str| SnapshotError::Foreign(why.to_owned());
+        let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
+            return Err(refused("this stage takes no copies"));
+        };
+        if self.named.get(&slot).map(|named| named.name) != name {
+            return Err(refused("the slot is another sequence's"));
+        }
+        let (blocks, _) = runner.places(slot).ok_or_else(|| refused("the slot is not open"))?;
+        Ok((lane.kind(facts), blocks))
+    }
+
+    /// The recurrent states of a sequence that are in this worker's memory.
+    fn own_of(&self, put: &PutBack, kind: Kind) -> Option<Gathered> {
+        let (lane, facts) = (self.lane.as_ref()?, self.facts.as_ref()?);
+        let of = |store: &Store| {
+            let own = store.pieces(put.name?, facts.layers.clone(), put.len)?;
+            (own.head.kind == kind).then(|| Gathered::in_memory(&own))
+        };
+        let own = lane.outbox.as_ref().and_then(|outbox| of(&outbox.own));
+        own.or_else(|| of(&lane.parting.rests))
+    }
+
+    /// Pages of a sequence from before, if they are as they were and can be put among `blocks`.
+    fn held_for(&self, name: Option<CopyName>, len: u32, blocks: &[PageId]) -> Option<&Held> {
+        let held = self.held.get(&name?)?;
+        (is_intact(held, len, &self.written) && !are_crossed(held, blocks)).then_some(held)
+    }
+
+    /// Copies a part of a sequence's state. `None`: only the properties that states depend on.
     ///
     /// # Errors
     /// The stage takes no copies, or has no such state.
     pub fn copied(
         &self,
         runner: &dyn StageRunner,
-        of: Option<(u32, u32, u32, usize)>,
+        wanted: Option<&Wanted>,
     ) -> Result<Copied, SnapshotError> {
         let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else {
             return Err(SnapshotError::Foreign("this stage takes no copies".to_owned()));
         };
-        let copy = of.map(|(slot, len, first_page, max_bytes)| {
-            runner.copy_new(slot, len, None, first_page, CopyRoom::fresh(max_bytes))
-        });
-        Ok(Copied {
-            copy: copy.transpose()?.unwrap_or_default(),
+        let about = About {
             kind: lane.kind(facts),
             layers: facts.layers.clone(),
             prints: facts.prints.clone(),
-        })
+        };
+        let (sizes, blocks) = match wanted {
+            None => Default::default(),
+            Some(Wanted { len, of: None, .. }) => (runner.block_sizes(*len), Vec::new()),
+            Some(Wanted { slot, len, of: Some(of) }) => {
+                (Vec::new(), runner.copy_part(*slot, *len, of)?)
+            }
+        };
+        Ok(Copied { about, sizes, blocks })
     }
 }
 
@@ -362,6 +439,12 @@ fn is_intact(held: &Held, len: u32, written: &HashSet<PageId>) -> bool {
     let n_pages = (len as usize).div_ceil(KV_PAGE);
     let pages = held.blocks.get(..n_pages);
     len <= held.len && pages.is_some_and(|pages| !pages.iter().any(|page| written.contains(page)))
+}
+
+/// Pages of the first `len` positions in `blocks` that were not there before.
+fn moved(before: &[PageId], blocks: &[PageId], len: u32) -> Vec<PageId> {
+    let pages = blocks.iter().zip(0..).take((len as usize).div_ceil(KV_PAGE));
+    pages.filter(|(page, at)| before.get(*at) != Some(page)).map(|(page, _)| *page).collect()
 }
 
 /// Whether a page is to be copied to where another one of them is.
@@ -506,3 +589,6 @@ fn items(copy: StageCopy, len: u32, share: impl Fn(Vec<u8>) -> Bytes) -> Vec<(It
     }
     items
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,6 +38,12 @@ impl Changes {
         }
     }
 
+    /// The state that a slot has now.
+    pub fn now(&self, slot: u32) -> Unchanged {
+        let ubatch = self.by_slot.get(&slot).copied().unwrap_or(0);
+        Unchanged { epoch: self.epoch, ubatch }
+    }
+
     /// Checks that a slot still has a state.
     ///
     /// # Errors
@@ -97,6 +103,7 @@ mod tests {
             changes.check(slot, Unchanged { epoch: 3, ubatch }).is_ok()
         };
         changes.follow(&ubatch(4, vec![open(1), open(2)]));
+        assert_eq!(changes.now(1), Unchanged { epoch: 3, ubatch: 4 });
         assert!(has(&changes, 1, 4) && has(&changes, 1, 9) && !has(&changes, 1, 3));
         // Others begin with it: it is as it was.
         changes.follow(&ubatch(5, vec![copy(1, 6)]));

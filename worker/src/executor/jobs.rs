@@ -11,8 +11,8 @@ use super::changes::Unchanged;
 use super::output::LaneRun;
 use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
-use crate::copies::stage_copy::Copied;
-use crate::copies::taker::PutBack;
+use crate::copies::stage_copy::{Copied, Wanted};
+use crate::copies::taker::{PutBack, PutPart};
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]
@@ -66,19 +66,30 @@ pub enum Job {
         /// Gets the states that are held.
         answer: Answer<HeldFound>,
     },
-    /// Copy some of a sequence's state: its slot, positions, pages before those that are wanted, and bytes at most.
+    /// Copy some of a sequence's state.
     Copy {
         /// `None`: report only the properties that the stage's states depend on.
-        of: Option<(u32, u32, u32, usize)>,
+        wanted: Option<Wanted>,
         /// `None`: nothing changes the slot before the last copy.
         unchanged: Option<Unchanged>,
         /// Gets the copied part.
         answer: Answer<Copied>,
     },
+    /// Write a part of a sequence's state.
+    PutPart {
+        /// The part, and whose it is.
+        part: Box<PutPart>,
+        /// `None`: it is the first part. For a later one, what the first one's answer was.
+        unchanged: Option<Unchanged>,
+        /// Gets what the next part is to come with.
+        answer: Answer<Unchanged>,
+    },
     /// Give a sequence the state of a checkpoint.
     PutBack {
-        /// The sequence to restore, with its copies.
+        /// The sequence to restore.
         put: Box<PutBack>,
+        /// The answer to parts of its state that were written before, if there were any.
+        unchanged: Option<Unchanged>,
         /// Notified when it is done.
         answer: Answer<()>,
     },

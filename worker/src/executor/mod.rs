@@ -241,10 +241,15 @@ fn run_stage(
             Job::FindHeld { names, answer } => {
                 let _ = answer.send(Ok(work.find_held(&names)));
             }
-            Job::Copy { of, unchanged, answer } => {
-                let _ = answer.send(work.copy(of, unchanged));
+            Job::Copy { wanted, unchanged, answer } => {
+                let _ = answer.send(work.copy(wanted.as_ref(), unchanged));
             }
-            Job::PutBack { put, answer } => work.put_back(&put, answer).ok()?,
+            Job::PutPart { part, unchanged, answer } => {
+                work.put_part(&part, unchanged, answer).ok()?;
+            }
+            Job::PutBack { put, unchanged, answer } => {
+                work.put_back(&put, unchanged, answer).ok()?;
+            }
             Job::Reset { keep, done } => {
                 let result = work.reset(keep.as_ref());
                 let usable = result.is_ok();

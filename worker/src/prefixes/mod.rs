@@ -20,8 +20,10 @@ pub mod wire;
 /// Most bundles in the index, in memory and on the disk: their entries take memory too.
 pub const MAX_BUNDLES: usize = 256 << 10;
 
-/// Bytes that are copied out of a stage at once, between two ubatches: as far as they are not one page or one state.
+/// Bytes that are copied out of a stage at once, between two ubatches: as far as they are not one page or one state of a layer.
+/// They and the bundle that is made of them are a part of what a process takes itself
+/// ([`PROCESS_BYTES`](crate::machine::memory::PROCESS_BYTES)).
 pub const STEP_BYTES: usize = 8 << 20;
 
-/// Bytes that are copied at once if a page or a state is so large.
+/// Bytes that a page or a state of a layer may have.
 pub const MAX_STEP_BYTES: usize = 1 << 30;

@@ -210,6 +210,11 @@ impl Store {
         self.inner().ids.contains_key(id)
     }
 
+    /// The bundle that has a record, and the record's index there; `None`: it is not here.
+    pub fn find(&self, id: &Id) -> Option<(Arc<Bundle>, usize)> {
+        self.inner().place(id).map(|Place { bundle, at, .. }| (bundle, at))
+    }
+
     /// Bytes in use by both tiers.
     pub fn used(&self) -> Used {
         let inner = self.inner();

@@ -94,12 +94,12 @@ impl copies_server::Copies for CopiesService {
     ) -> Result<Response<Self::FetchStream>, Status> {
         let (caller, request) = (caller_of(&request), request.into_inner());
         let who = who_of(caller.as_ref());
-        let pieces = match request.prefix {
+        let source = match request.prefix {
             Some(_) => self.worker.records_for(&request, &who).await,
             None => self.worker.copies_for(&request, &who),
         };
-        let pieces = self.ended(caller, pieces).await?;
-        Ok(Response::new(ReceiverStream::new(fetch::stream(pieces))))
+        let source = self.ended(caller, source).await?;
+        Ok(Response::new(ReceiverStream::new(fetch::stream(source))))
     }
 
     async fn weights(

@@ -8,11 +8,11 @@ use brigade_engine::batch::{Boundary, PageId, SlotId, UBatch};
 use brigade_engine::device::ExpertCounts;
 use brigade_engine::error::SnapshotError;
 use brigade_engine::stage::{Begun, Stage};
-use brigade_engine::state::{CopyRoom, StageCopy};
+use brigade_engine::state::{BlockCopy, BlockSize, CopyOf, CopyRoom, StageCopy, Written};
 
 use super::learning::Learner;
 use crate::backend::{
-    CopyFacts, FindSource, Finished, KeptWeights, StageError, StageRunner, StageShape,
+    CopyFacts, FindPart, FindSource, Finished, KeptWeights, StageError, StageRunner, StageShape,
 };
 use crate::machine::turns::{Turn, Turns};
 
@@ -143,6 +143,23 @@ impl StageRunner for EngineStage {
         to: CopyRoom<'_>,
     ) -> Result<StageCopy, SnapshotError> {
         self.stage.copy_new(SlotId(slot), len, plane, first_page, to)
+    }
+
+    fn block_sizes(&self, len: u32) -> Vec<BlockSize> {
+        self.stage.block_sizes(len)
+    }
+
+    fn copy_part(&self, slot: u32, len: u32, of: &CopyOf) -> Result<Vec<BlockCopy>, SnapshotError> {
+        self.stage.copy_part(SlotId(slot), len, of)
+    }
+
+    fn put_part(
+        &mut self,
+        slot: u32,
+        len: u32,
+        part: FindPart<'_, '_>,
+    ) -> Result<Vec<(u32, u32, Written)>, SnapshotError> {
+        self.stage.put_part(SlotId(slot), len, part)
     }
 
     fn put_back(

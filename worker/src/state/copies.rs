@@ -6,29 +6,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::batch::{CopyName, TokenMark};
 use brigade_proto::control::CheckpointMode;
-use brigade_proto::copies::{CopySource, FetchRequest, Found, KeepOpen, PutBackRequest};
+use brigade_proto::copies::{FetchRequest, Found, KeepOpen};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::tls::{KeyId, Who};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::is_named;
-use super::prefixes::name_of as name_of_put;
 use super::snapshots::Door;
 use super::{Worker, blocking, check_speaker};
 use crate::copies::buffers::Buffers;
 use crate::copies::disk::{DISK_BYTES, Disk};
-use crate::copies::fetch::{Gathered, Keeper, Wanted};
 use crate::copies::parting::Parting;
-use crate::copies::parts::{bad, name_of};
+use crate::copies::parts::name_of;
+use crate::copies::source::{PieceSource, Source};
 use crate::copies::store::{Budget, Pieces, Store, Whole};
-use crate::copies::taker::PutBack;
 use crate::copies::{IN_QUEUE_BYTES, QUEUE_BYTES};
 use crate::executor::gone;
 use crate::executor::jobs::{HeldFound, Job};
-use crate::loading::order::{Order, key_from_wire};
-use crate::prefixes::wire::At;
+use crate::loading::order::Order;
 use crate::records::folder::Home;
+
+/// The copies that are wanted.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// The sequence's name.
+    pub name: CopyName,
+    /// The layers of the copies.
+    pub layers: Range<u32>,
+    /// The position of the copies.
+    pub len: u32,
+}
 
 /// All copies on this worker.
 #[derive(Debug)]
@@ -272,10 +280,14 @@ impl Worker {
     ///
     /// # Errors
     /// As [`Self::on_line`]'s; BadMessage for an invalid name; WrongPhase where the copies are not here.
-    pub fn copies_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
+    pub fn copies_for(
+        &self,
+        request: &FetchRequest,
+        who: &Who,
+    ) -> Result<Box<dyn Source>, Failure> {
         self.check_on_line(request, who)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
-        self.pieces_of(Wanted {
+        self.pieces_of(&Wanted {
             name: name_of(&request.name)?,
             layers: layer_begin..layer_end,
             len,
@@ -292,74 +304,16 @@ impl Worker {
         self.on_line(&request.coordinator_id, request.epoch, who, may).map(drop)
     }
 
-    fn pieces_of(&self, wanted: Wanted) -> Result<Pieces, Failure> {
-        self.copies.pieces(&wanted).ok_or_else(|| {
-            let why = format!("no copy of layers {:?} at {} is here", wanted.layers, wanted.len);
-            Failure::refusal(FailureKind::WrongPhase, why)
-        })
-    }
-
-    /// Restores an open sequence's state at a position. Returns the bytes that came from other workers.
+    /// Copies that are here.
     ///
     /// # Errors
-    /// Forbidden for an id that is not the caller's; the session's refusals; or a copy is missing or does not fit.
-    /// Nothing has changed then.
-    pub async fn put_back(&self, request: PutBackRequest, who: &Who) -> Result<u64, Failure> {
-        check_speaker(who, &request.coordinator_id)?;
-        let PutBackRequest { epoch, coordinator_id, slot, len, kept_len, .. } = &request;
-        let at = request.prefix.as_ref().map(At::of).transpose()?;
-        let name = name_of_put(&request.name, at.is_some())?;
-        self.door(coordinator_id, *epoch, *slot)?;
-        let _turn = self.state_turn().await?;
-        // Waiting may have taken a while.
-        let door = self.door(coordinator_id, *epoch, *slot)?;
-        let room = door.room.saturating_sub(self.copies.parting.nbytes());
-        let (limit, fetch_limit) = (door.limit, door.limit.min(room));
-        // A node's other stages may have less to spare.
-        let comes = request.sources.iter().any(|source| !source.address.is_empty());
-        let memory =
-            self.loader.ledger.beside_up_to(if comes { fetch_limit } else { 0 }, fetch_limit);
-        let fetch_limit = memory.as_ref().map_or(0, |memory| memory.amount().stage);
-        let mut gathered = Gathered::default();
-        for source in &request.sources {
-            let layers = source.layer_begin..source.layer_end;
-            if source.address.is_empty() {
-                let pieces = match (&at, name) {
-                    (Some(at), _) => self.records_of(at.clone(), *len, layers, limit).await?,
-                    (None, Some(name)) => self.pieces_of(Wanted { name, layers, len: *len })?,
-                    (None, None) => return Err(bad("put_back.name is missing")),
-                };
-                let mut taken = std::mem::take(&mut gathered);
-                gathered = blocking(move || {
-                    taken.add(&pieces, limit)?;
-                    Ok(taken)
-                })
-                .await?;
-                continue;
-            }
-            let keeper = keeper_of(source)?;
-            let wanted = FetchRequest {
-                epoch: *epoch,
-                coordinator_id: coordinator_id.clone(),
-                name: request.name.clone(),
-                len: *len,
-                layer_begin: layers.start,
-                layer_end: layers.end,
-                prefix: request.prefix.clone(),
-            };
-            gathered.fetch(&keeper, &self.network, wanted, fetch_limit).await?;
-        }
-        let (tokens, rest) = request.tokens.as_chunks::<4>();
-        if !rest.is_empty() {
-            return Err(bad("put_back.tokens are not whole tokens"));
-        }
-        let tokens = tokens.iter().map(|token| u32::from_le_bytes(*token)).collect();
-        let fetched = gathered.fetched;
-        let put = PutBack { slot: *slot, name, len: *len, tokens, gathered, kept_len: *kept_len };
-        let (answer, done) = oneshot::channel();
-        door.jobs.send(Job::PutBack { put: Box::new(put), answer }).await.map_err(|_| gone())?;
-        done.await.map_err(|_| gone())??;
-        Ok(fetched)
+    /// WrongPhase where they are not.
+    pub(super) fn pieces_of(&self, wanted: &Wanted) -> Result<Box<dyn Source>, Failure> {
+        let pieces = self.copies.pieces(wanted).ok_or_else(|| {
+            let why = format!("no copy of layers {:?} at {} is here", wanted.layers, wanted.len);
+            Failure::refusal(FailureKind::WrongPhase, why)
+        })?;
+        Ok(Box::new(PieceSource::from(pieces)))
     }
 }
 
@@ -369,12 +323,6 @@ async fn held_by(door: &Door, names: &[CopyName]) -> Result<HeldFound, Failure> 
     let job = Job::FindHeld { names: names.to_vec(), answer };
     door.jobs.send(job).await.map_err(|_| gone())?;
     held.await.map_err(|_| gone())?
-}
-
-fn keeper_of(source: &CopySource) -> Result<Keeper, Failure> {
-    let address = source.address.parse();
-    let address = address.map_err(|e| bad(format!("put_back.sources.address: {e}")))?;
-    Ok(Keeper { address, key: key_from_wire("put_back.sources.key", &source.key)? })
 }
 
 fn found_of(name: usize, whole: Whole) -> Found {

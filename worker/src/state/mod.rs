@@ -12,6 +12,7 @@ mod disks;
 mod lanes;
 mod prefixes;
 mod prepare;
+mod put_back;
 mod report;
 mod resident;
 mod retire;

@@ -9,14 +9,12 @@ use brigade_proto::copies::{
 };
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_proto::tls::Who;
-use tokio::sync::Semaphore;
 
 use super::{Worker, blocking, check_speaker};
 use crate::copies::parts::bad;
-use crate::copies::store::Pieces;
+use crate::copies::source::Source;
 use crate::executor::changes::Unchanged;
-use crate::executor::gone;
-use crate::prefixes::load;
+use crate::prefixes::load::RecordSource;
 use crate::prefixes::save::{Saving, copied};
 use crate::prefixes::store::{Store, Used};
 use crate::prefixes::wire::{At, Keys, owners};
@@ -28,15 +26,12 @@ pub struct Prefixes {
     store: Arc<Store>,
     /// The lock under which one state at a time is saved.
     saving: tokio::sync::Mutex<()>,
-    /// The permit to read a state for another worker, one at a time, since it is completely in memory.
-    reading: Semaphore,
 }
 
 impl Prefixes {
     /// The records of a store.
     pub fn new(store: Store) -> Self {
-        let (store, reading) = (Arc::new(store), Semaphore::new(1));
-        Self { store, saving: tokio::sync::Mutex::default(), reading }
+        Self { store: Arc::new(store), saving: tokio::sync::Mutex::default() }
     }
 }
 
@@ -78,7 +73,7 @@ impl Worker {
         match ask.ok_or_else(|| bad("prefixes.ask is missing"))? {
             Ask::Facts(_) => {
                 let door = self.door(&coordinator_id, epoch, 0)?;
-                let facts = copied(&door.jobs, None, None).await?;
+                let facts = copied(&door.jobs, None, None).await?.about;
                 let prints = facts.prints.iter().flat_map(|print| *print.as_bytes());
                 let prints = prints.collect::<Vec<u8>>().into();
                 let kind = facts.kind.to_vec().into();
@@ -139,35 +134,34 @@ impl Worker {
         saving.run(&door.jobs).await
     }
 
-    /// The records of some layers of a prompt that another worker of the line asks for, in memory.
+    /// The records of some layers of a prompt that another worker of the line asks for.
     ///
     /// # Errors
-    /// As those of [`Self::copies_for`]; NoMemory where there is no room for them beside the stage.
-    pub async fn records_for(&self, request: &FetchRequest, who: &Who) -> Result<Pieces, Failure> {
+    /// As those of [`Self::copies_for`].
+    pub async fn records_for(
+        &self,
+        request: &FetchRequest,
+        who: &Who,
+    ) -> Result<Box<dyn Source>, Failure> {
         self.check_on_line(request, who)?;
         let at = request.prefix.as_ref().ok_or_else(|| bad("fetch.prefix is missing"))?;
-        let (at, records) = (At::of(at)?, self.records()?);
-        let _turn = records.reading.acquire().await.map_err(|_| gone())?;
-        let door = self.door(&request.coordinator_id, request.epoch, 0)?;
         let FetchRequest { len, layer_begin, layer_end, .. } = *request;
-        // More than a sequence has here, if this stage had more layers before.
-        let (store, limit) = (records.store.clone(), door.room);
-        blocking(move || load::state(&store, &at, len, layer_begin..layer_end, limit)).await
+        self.records_of(At::of(at)?, len, layer_begin..layer_end).await
     }
 
-    /// Records of some layers that are here, in memory.
+    /// Records of some layers that are here.
     ///
     /// # Errors
-    /// Something is missing, damaged or too large.
+    /// The first record of a layer is missing.
     pub(super) async fn records_of(
         &self,
         at: At,
         len: u32,
         layers: std::ops::Range<u32>,
-        limit: u64,
-    ) -> Result<Pieces, Failure> {
+    ) -> Result<Box<dyn Source>, Failure> {
         let store = self.records()?.store.clone();
-        blocking(move || load::state(&store, &at, len, layers, limit)).await
+        let open = move || RecordSource::open(store, at, len, layers);
+        Ok(Box::new(blocking(open).await?))
     }
 }
 

@@ -11,7 +11,9 @@ use brigade_engine::batch::{SeqOp, SeqPart, SlotId, Want};
 use brigade_engine::device::DeviceName;
 use brigade_engine::kernels::KvType;
 use brigade_engine::stage::Stage;
-use brigade_engine::state::{BlockCopy, BlockSource, CopyRoom, LayerPrint, StageCopy};
+use brigade_engine::state::{
+    BlockCopy, BlockPart, BlockSource, CopyRoom, LayerPrint, StageCopy, Written,
+};
 use brigade_gguf::Gguf;
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
@@ -440,6 +442,63 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
     }
 }
 
+/// Ubatches of another sequence come between the parts: windows keep what was put there.
+fn a_state_is_put_back_in_parts_while_others_are_computed() {
+    let (prompt, len) = continued(5);
+    let (first, cuts) = (100, vec![2]);
+    for model in ["gemma3", "granitehybrid", "deepseek4"] {
+        let config = LineConfig { cuts: cuts.clone(), windows: true, ..LineConfig::default() };
+        let mut line = Line::open(&path(model), &config);
+        let whole = line.logits(&prompt, 512);
+        let part = |slot, range: Range<usize>| SeqPart {
+            slot: SlotId(slot),
+            pos: range.start as u32,
+            tokens: prompt[range].to_vec(),
+            want: Want::Logits,
+            mu: None,
+            ahead: None,
+        };
+        let copy = |stage: &Stage, len: usize, pages: u32| {
+            stage.copy_new(SlotId(0), len as u32, None, pages, CopyRoom::fresh(1 << 30)).unwrap()
+        };
+        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
+        let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();
+        line.run(Vec::new(), vec![part(0, first..len)]);
+        let late: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, len, 1)).collect();
+        line.run(vec![Line::open_slot(1, None), Line::open_slot(2, None)], Vec::new());
+        // The page, then the other pages with what is good at that position alone, and the other sequence behind each.
+        let mut come: Vec<Vec<(u32, u32, Written)>> = vec![Vec::new(); early.len()];
+        let (mut others, n) = (Vec::new(), prompt.len() / 2);
+        for (copies, range) in [(&early, 0..n), (&late, n..prompt.len())] {
+            for ((stage, copy), come) in line.stages().iter_mut().zip(copies).zip(&mut come) {
+                let is_late = copy.first_page == 1;
+                let of = |print: &LayerPrint, block: u32| {
+                    let found =
+                        copy.blocks.iter().find(|c| c.layer == print.0 && c.block == block)?;
+                    let rest = if is_late { &found.rest[..] } else { &[] };
+                    Some(BlockPart { first_page: copy.first_page, pages: vec![&found.pages], rest })
+                };
+                *come = stage.put_part(SlotId(2), len as u32, of).unwrap();
+            }
+            let rows = line.run(Vec::new(), vec![part(1, range)]);
+            others.extend(rows.into_iter().map(into_logits));
+        }
+        assert!(bits(&others) == bits(&whole), "{model}: the other sequence");
+        let n = line.stages().len();
+        for (i, (stage, come)) in line.stages().iter_mut().zip(&come).enumerate() {
+            let known = if i + 1 == n { &prompt[..len] } else { &[] };
+            let of = |print: &LayerPrint, block: u32| {
+                let found = come.iter().find(|(layer, at, _)| (*layer, *at) == (print.0, block))?;
+                Some(BlockSource::Written(found.2))
+            };
+            stage.put_back(SlotId(2), len as u32, known, of).unwrap();
+        }
+        let rows = line.run(Vec::new(), vec![part(2, len..prompt.len())]);
+        let rows: Vec<_> = rows.into_iter().map(into_logits).collect();
+        assert!(bits(&rows) == bits(&whole[len..]), "{model}: put back in parts");
+    }
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         cuts_ubatch_sizes_and_threads_do_not_change_a_bit,
@@ -447,5 +506,6 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         neighbours_in_the_batch_do_not_change_a_bit,
         copies_and_snapshots_continue_with_the_same_bits,
         recurrent_state_is_copied_and_restored_with_the_same_bits,
-        pages_and_slots_are_put_back_from_copies_with_the_same_bits;
+        pages_and_slots_are_put_back_from_copies_with_the_same_bits,
+        a_state_is_put_back_in_parts_while_others_are_computed;
 ];

@@ -8,8 +8,8 @@ use brigade_proto::failure::{Failure, FailureKind};
 
 use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
-use crate::copies::stage_copy::Copied;
-use crate::copies::taker::PutBack;
+use crate::copies::stage_copy::{Copied, Wanted};
+use crate::copies::taker::{PutBack, PutPart};
 use crate::executor::changes::Unchanged;
 use crate::executor::jobs::{Answer, HeldFound};
 use crate::executor::output::LaneRun;
@@ -48,24 +48,56 @@ impl LaneWork<'_> {
     /// As [`LaneWork::snapshot`]; StaleEpoch where the slot must be `unchanged` and is not.
     pub fn copy(
         &self,
-        of: Option<(u32, u32, u32, usize)>,
+        wanted: Option<&Wanted>,
         unchanged: Option<Unchanged>,
     ) -> Result<Copied, Failure> {
-        let slot = of.map_or(0, |(slot, ..)| slot);
+        let slot = wanted.map_or(0, |wanted| wanted.slot);
         if let Some(unchanged) = unchanged {
             self.changes.check(slot, unchanged)?;
         }
-        let copy = || self.taker.copied(self.runner, of);
+        let copy = || self.taker.copied(self.runner, wanted);
         transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
+    }
+
+    /// Writes a part of a sequence's state, and answers with what the next part is to come with.
+    ///
+    /// # Errors
+    /// As [`LaneWork::restore`].
+    pub fn put_part(
+        &mut self,
+        part: &PutPart,
+        unchanged: Option<Unchanged>,
+        answer: Answer<Unchanged>,
+    ) -> Result<(), Unusable> {
+        if unchanged.is_none() {
+            self.taker.begin_parts(part.slot);
+        }
+        let now = unchanged.unwrap_or_else(|| self.changes.now(part.slot));
+        let done = self.changes.check(part.slot, now).and_then(|()| {
+            let write = || self.taker.put_part(self.runner, part);
+            transfer(self.lane.as_ref(), &self.requests, part.slot, "part of a state", write)
+        });
+        self.written(done.map(|()| now), answer)
     }
 
     /// Gives a sequence the state of a checkpoint, and answers with the outcome.
     ///
     /// # Errors
     /// As [`LaneWork::restore`].
-    pub fn put_back(&mut self, put: &PutBack, answer: Answer<()>) -> Result<(), Unusable> {
-        let write = || self.taker.put_back(self.runner, put);
-        let done = transfer(self.lane.as_ref(), &self.requests, put.slot, "checkpoint", write);
+    pub fn put_back(
+        &mut self,
+        put: &PutBack,
+        unchanged: Option<Unchanged>,
+        answer: Answer<()>,
+    ) -> Result<(), Unusable> {
+        if unchanged.is_none() {
+            self.taker.begin_parts(put.slot);
+        }
+        let same = unchanged.map_or(Ok(()), |unchanged| self.changes.check(put.slot, unchanged));
+        let done = same.and_then(|()| {
+            let write = || self.taker.put_back(self.runner, put);
+            transfer(self.lane.as_ref(), &self.requests, put.slot, "checkpoint", write)
+        });
         self.written(done, answer)
     }
 
@@ -87,8 +119,9 @@ impl LaneWork<'_> {
     }
 
     /// Answers with the outcome of replacing a state.
-    fn written(&mut self, done: Result<(), Failure>, answer: Answer<()>) -> Result<(), Unusable> {
-        let failure = done.clone().err().filter(|failure| failure.kind() == FailureKind::Compute);
+    fn written<T>(&mut self, done: Result<T, Failure>, answer: Answer<T>) -> Result<(), Unusable> {
+        let failure = done.as_ref().err().filter(|failure| failure.kind() == FailureKind::Compute);
+        let failure = failure.cloned();
         let _ = answer.send(done);
         let Some(failure) = failure else { return Ok(()) };
         let Some(lane) = self.lane.take() else { return Ok(()) };
