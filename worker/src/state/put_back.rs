@@ -4,6 +4,7 @@
 use brigade_engine::batch::CopyName;
 use brigade_proto::copies::{CopySource, FetchRequest, PutBackRequest};
 use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::task;
 use brigade_proto::tls::Who;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -94,25 +95,32 @@ impl Putting {
         Ok(())
     }
 
-    /// Gives all that a source has to the stage.
+    /// Gives all that a source has to the stage. The next part is read while the stage takes one.
     ///
     /// # Errors
     /// As [`Self::add`]; something is missing or damaged, or cannot be read.
-    async fn take(&mut self, mut source: Box<dyn Source>) -> Result<(), Failure> {
-        loop {
-            let nbytes = self.part_bytes();
-            let read = blocking(move || {
+    async fn take(&mut self, source: Box<dyn Source>) -> Result<(), Failure> {
+        let nbytes = self.part_bytes();
+        let read = |mut source: Box<dyn Source>| {
+            let next = blocking(move || {
                 let part = source.next(nbytes)?;
                 Ok((source, part))
             });
-            let (back, part) = read.await?;
+            task::spawn(next)
+        };
+        let mut next = read(source);
+        loop {
+            // It does not panic, and the runtime runs.
+            let (source, part) = next.await.map_err(|_| gone())??;
             if part.is_empty() {
                 return Ok(());
             }
-            source = back;
+            let head = source.head().clone();
+            next = read(source);
             for (item, bytes) in part {
-                self.add(source.head(), item, bytes).await?;
+                self.add(&head, item, bytes).await?;
             }
+            self.hand_over().await?;
         }
     }
 
