@@ -42,6 +42,8 @@ const PROMPT: usize = 15;
 /// Rows of a text that is long enough for experts to be used again.
 const LONG: usize = 30;
 const N_UBATCH: usize = 7;
+/// Room for copies of some of a small model's experts.
+const ROOM_FOR_COPIES: u64 = 100_000;
 /// Steps of decode before which all memory has been taken once.
 const WARM: u32 = 10;
 
@@ -120,6 +122,48 @@ fn experts_that_are_sent_change_no_byte() {
     assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
 }
 
+/// The bits are the same where experts come by a queue of their own, some for a ubatch and some as copies that stay and
+/// go, while the queue of kernels computes.
+fn experts_by_a_queue_of_their_own_change_no_byte() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let (differ, n_with_experts) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+    each(&MODELS, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..PROMPT];
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        let want = logits(&path, tokens, &config);
+        for (least, copies) in [(1, 0), (2, ROOM_FOR_COPIES)] {
+            let config = LineConfig {
+                kernels: Some("vulkan:0"),
+                host_experts: u32::MAX,
+                visits: Visits::From(least),
+                copies,
+                transfers: true,
+                ..LineConfig::default()
+            };
+            let mut line = Line::open(&path, &config);
+            let rows = line.logits(tokens, N_UBATCH);
+            let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
+            let bytes = line.stages()[0].expert_counts().sent_bytes;
+            println!("{name}, from {least} rows, {copies} bytes of copies: {bytes} bytes sent");
+            let has_experts = line.stages()[0].facts().host_expert_bytes > 0;
+            assert_eq!(bytes > 0, has_experts, "{name}, from {least} rows");
+            n_with_experts.fetch_add(u64::from(has_experts), Ordering::Relaxed);
+            if got != want {
+                differ.lock().unwrap().push(format!("{name} from {least} rows, {copies} bytes"));
+            }
+        }
+    });
+    let n_with_experts = n_with_experts.into_inner() / 2;
+    println!("{n_with_experts} models with experts of the host");
+    assert!(n_with_experts >= 10, "{n_with_experts} models");
+    let differ = differ.into_inner().unwrap();
+    assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
 /// A random choice of all that says where experts are computed, and when.
 fn random_config(
     random: &mut impl FnMut(usize) -> usize,
@@ -138,6 +182,7 @@ fn random_config(
         // Of none, of a few that come and go, and of nearly all.
         copies: bytes * random(5) as u64 / 4,
         apart: random(2) == 1,
+        transfers: random(2) == 1,
         threads: 1 + random(2),
         ..LineConfig::default()
     }
@@ -314,6 +359,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         where_experts_lie_changes_no_byte,
         experts_that_are_sent_change_no_byte,
+        experts_by_a_queue_of_their_own_change_no_byte,
         a_few_random_places_give_one_answer,
         two_thousand_random_places_give_one_answer ignored("takes an hour: at night"),
         layers_whose_experts_move_are_loaded_anew;
