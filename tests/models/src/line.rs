@@ -13,7 +13,6 @@ use brigade_engine::device::{Device, DeviceName, DeviceOptions, Devices, ExpertU
 use brigade_engine::kernels::{self, KV_PAGE, Kernels, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
-use brigade_gpu::{Gpu, TransferQueue};
 
 /// Positions that one slot of a test line may hold.
 pub const SLOT_POSITIONS: usize = 2048;
@@ -34,24 +33,9 @@ static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
 static APART: LazyLock<Devices> =
     LazyLock::new(|| Devices::new(DeviceOptions { apart: true, ..DeviceOptions::default() }));
 
-/// The first GPU as a card whose experts come by a queue of their own.
-static TRANSFERRING: LazyLock<Arc<Gpu>> = LazyLock::new(|| Arc::new(transferring(None)));
-
 /// GPUs compute products of many rows in f16.
 static FAST: LazyLock<Devices> =
     LazyLock::new(|| Devices::new(DeviceOptions { fast_math: true, ..DeviceOptions::default() }));
-
-/// The first GPU as a card whose experts come by a queue of their own. It is lost after so many batches.
-///
-/// # Panics
-/// If there is no GPU.
-pub fn transferring(lose_after: Option<u64>) -> Gpu {
-    let options = DeviceOptions { apart: true, lose_after, ..DeviceOptions::default() };
-    let facts = Gpu::devices().unwrap().swap_remove(0);
-    let has_own = facts.transfer_queue != TransferQueue::Kernels;
-    let queue = if has_own { facts.transfer_queue } else { TransferQueue::Shared };
-    Gpu::open_with(0, &options, Some(queue)).unwrap()
-}
 
 /// Slots of a test line.
 pub const N_SLOTS: usize = 8;
@@ -87,8 +71,6 @@ pub struct LineConfig {
     pub mixed: Vec<&'static str>,
     /// Whether GPUs are used as cards with a memory of their own; `BRIGADE_TEST_APART` makes that the default.
     pub apart: bool,
-    /// Whether experts come to such a card by a queue of their own, which is that of kernels where it has no other.
-    pub transfers: bool,
     /// Whether GPUs have fast math; they are then not used apart.
     pub fast_math: bool,
     /// Compute threads of each stage.
@@ -126,7 +108,6 @@ impl Default for LineConfig {
             kernels: None,
             mixed: Vec::new(),
             apart: std::env::var_os(FORCE_APART).is_some(),
-            transfers: false,
             fast_math: false,
             threads: 1,
             kv_type: KvType::F32,
@@ -383,10 +364,6 @@ fn stage_vectors(config: &LineConfig, model: &Gguf, layers: &Range<usize>) -> Op
 /// The device of that name.
 fn device(table: Option<&str>, config: &LineConfig) -> Device {
     let name = table.map_or_else(device_name, |name| name.parse().unwrap());
-    if config.transfers && matches!(name, DeviceName::Accelerator { index: 0, .. }) {
-        let gpu = TRANSFERRING.clone();
-        return Device::beside_host(gpu, &name.to_string(), config.threads, None).unwrap();
-    }
     let devices = match (config.fast_math, config.apart) {
         (true, _) => &FAST,
         (false, true) => &APART,

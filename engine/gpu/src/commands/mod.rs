@@ -212,7 +212,7 @@ impl Recorder {
         self.last = None;
         self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
         // This part of the chunk is not written before the copy is done: the ring waits for the batch (above).
-        let from = chunk.filled(len, Lane::Kernels, self.n_handed() + 1);
+        let from = chunk.filled(len, ChunkReads { kernels: self.n_handed() + 1, transfers: 0 });
         self.open.copy(from, to, len as u64);
         self.owed_barrier = true;
     }
@@ -234,7 +234,7 @@ impl Recorder {
         if to.is_first && to.place.filled_by() == number {
             transfers.barrier();
         }
-        let (buffer, offset) = chunk.filled(len, Lane::Transfers, number);
+        let (buffer, offset) = chunk.filled(len, ChunkReads { kernels: 0, transfers: number });
         transfers.copy(At { buffer, offset }, to.at, len as u64);
         let is_full = transfers.is_full();
         to.place.fill_by(number);

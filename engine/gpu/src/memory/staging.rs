@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use ash::vk;
 
 use super::slab::{Place, Slab};
-use crate::commands::turns::Lane;
 use crate::error::GpuError;
 use crate::vulkan::logical::Device;
 
@@ -45,6 +44,11 @@ pub(crate) struct ChunkReads {
 }
 
 impl ChunkReads {
+    fn and(self, later: Self) -> Self {
+        let Self { kernels, transfers } = self;
+        Self { kernels: kernels.max(later.kernels), transfers: transfers.max(later.transfers) }
+    }
+
     /// Whether all of them are done, where these are.
     fn are_done(self, done: Self) -> bool {
         self.kernels <= done.kernels && self.transfers <= done.transfers
@@ -116,15 +120,11 @@ impl Chunk {
         unsafe { std::slice::from_raw_parts_mut(host.add(self.used).as_ptr(), len) }
     }
 
-    /// Counts the next `len` bytes as filled; batch `number` of a queue reads them. Returns the buffer and where in it
-    /// they are.
-    pub(crate) fn filled(&mut self, len: usize, by: Lane, number: u64) -> (vk::Buffer, u64) {
+    /// Counts the next `len` bytes as filled, which these batches read. Returns the buffer and where in it they are.
+    pub(crate) fn filled(&mut self, len: usize, by: ChunkReads) -> (vk::Buffer, u64) {
         let at = self.used;
         self.used = (at + len).next_multiple_of(LINE).min(CHUNK);
-        match by {
-            Lane::Kernels => self.reads.kernels = number,
-            Lane::Transfers => self.reads.transfers = number,
-        }
+        self.reads = self.reads.and(by);
         (self.slab.buffer, at as u64)
     }
 }

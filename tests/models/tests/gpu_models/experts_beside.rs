@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{Devices, ExpertCounts, Visits, gpus};
+use brigade_engine::device::{Device, DeviceOptions, Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
+use brigade_gpu::{Gpu, TransferQueue};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig, ONE_SEQUENCE};
@@ -46,6 +47,21 @@ const N_UBATCH: usize = 7;
 const ROOM_FOR_COPIES: u64 = 100_000;
 /// Steps of decode before which all memory has been taken once.
 const WARM: u32 = 10;
+
+/// The first GPU as a card with a transfer queue, which is the queue of kernels under another name where it has no other.
+static TRANSFERRING: LazyLock<Arc<Gpu>> = LazyLock::new(|| {
+    let options = DeviceOptions { apart: true, ..DeviceOptions::default() };
+    let own = Gpu::devices().unwrap()[0].transfer_queue;
+    let queue = if own == TransferQueue::Kernels { TransferQueue::Shared } else { own };
+    Arc::new(Gpu::open_with(0, &options, Some(queue)).unwrap())
+});
+
+/// That GPU as a stage's device.
+fn transferring(_stage: usize) -> Device {
+    let device = Device::beside_host(TRANSFERRING.clone(), "vulkan:0", 1, None).unwrap();
+    assert!(device.sends_beside());
+    device
+}
 
 /// Logits as bits with experts of layers before `host_experts` beside the GPU.
 fn logits(path: &Path, tokens: &[u32], config: &LineConfig) -> Vec<u32> {
@@ -141,10 +157,9 @@ fn experts_by_a_queue_of_their_own_change_no_byte() {
                 host_experts: u32::MAX,
                 visits: Visits::From(least),
                 copies,
-                transfers: true,
                 ..LineConfig::default()
             };
-            let mut line = Line::open(&path, &config);
+            let mut line = Line::open_on(&path, &config, &transferring);
             let rows = line.logits(tokens, N_UBATCH);
             let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
             let bytes = line.stages()[0].expert_counts().sent_bytes;
@@ -182,7 +197,6 @@ fn random_config(
         // Of none, of a few that come and go, and of nearly all.
         copies: bytes * random(5) as u64 / 4,
         apart: random(2) == 1,
-        transfers: random(2) == 1,
         threads: 1 + random(2),
         ..LineConfig::default()
     }
@@ -218,7 +232,12 @@ fn random_places_give_one_answer(n_cases: usize) {
         for case in 0..n_cases.div_ceil(SENT.len()) {
             let config = random_config(&mut random, spec.n_layer(), bytes);
             let n_ubatch = [1, 1, 3, 7, 15][random(5)];
-            let mut line = Line::open(&path, &config);
+            let has_transfers = random(2) == 1;
+            let mut line = if has_transfers {
+                Line::open_on(&path, &config, &transferring)
+            } else {
+                Line::open(&path, &config)
+            };
             let rows = line.logits(tokens, n_ubatch);
             let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
             for stage in line.stages() {
@@ -230,7 +249,7 @@ fn random_places_give_one_answer(n_cases: usize) {
             if got != want {
                 let LineConfig { cuts, host_experts, visits, copies, .. } = &config;
                 let what = format!(
-                    "{name} case {case}: cuts {cuts:?}, {host_experts} layers, {visits:?}, {copies} bytes of copies, ubatches of {n_ubatch}"
+                    "{name} case {case}, transfer queue {has_transfers}: cuts {cuts:?}, {host_experts} layers, {visits:?}, {copies} bytes of copies, ubatches of {n_ubatch}"
                 );
                 n_differ.lock().unwrap().push(what);
             }
