@@ -11,6 +11,7 @@ use super::on_host::Beside;
 use super::places::Places;
 use super::use_counts::ExpertLayer;
 use super::visits::Visits;
+use crate::device::kinds::sends_beside;
 use crate::device::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
 use crate::ops::{Buffer, Copy, PairLists, Purpose, Routing, Share};
@@ -95,6 +96,11 @@ impl Device {
         let mut place = there.alloc(bytes.len(), Purpose::Weights)?;
         (0..n).for_each(|_| place.write(0, bytes));
         Ok(there.finish()?)
+    }
+
+    /// Whether experts that come to this device come while it computes, by a queue of their own.
+    pub fn sends_beside(&self) -> bool {
+        self.there.as_ref().is_some_and(|there| sends_beside(&**there))
     }
 
     /// Sets when experts of the host's memory are sent to the device.
