@@ -11,7 +11,7 @@ use brigade_ops::{DeviceOptions, Handed, KernelTime};
 use crate::commands::dispatch::{Fusion, Work};
 use crate::commands::rehearsal::Rehearsal;
 use crate::commands::timeline::{Timeline, Watch};
-use crate::commands::turns::Lane;
+use crate::commands::turns::Queue;
 use crate::commands::{Order, Recorder, Timelines};
 use crate::error::GpuError;
 use crate::lock::lock;
@@ -358,11 +358,11 @@ impl Gpu {
 
     /// Waits until a batch that was handed over is done, or the device failed. Others may record meanwhile.
     pub(crate) fn wait_for(&self, batch: u64) {
-        self.wait_for_batch(Lane::Kernels, batch);
+        self.wait_for_batch(Queue::Kernels, batch);
     }
 
     /// The same of either queue.
-    pub(crate) fn wait_for_batch(&self, of: Lane, batch: u64) {
+    pub(crate) fn wait_for_batch(&self, of: Queue, batch: u64) {
         let Some(Progress { timeline, done }) = self.progress(of) else { return };
         if done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
             return;
@@ -384,10 +384,10 @@ impl Gpu {
         }
     }
 
-    fn progress(&self, of: Lane) -> Option<&Progress> {
+    fn progress(&self, of: Queue) -> Option<&Progress> {
         match of {
-            Lane::Kernels => Some(&self.0.kernels),
-            Lane::Transfers => self.0.transfers.as_ref(),
+            Queue::Kernels => Some(&self.0.kernels),
+            Queue::Transfers => self.0.transfers.as_ref(),
         }
     }
 
@@ -407,7 +407,7 @@ impl Gpu {
     /// Waits for so long at most; whether a batch that was handed over is done, or the device failed. `watch` is kept between calls.
     pub(crate) fn is_done_within(
         &self,
-        of: Lane,
+        of: Queue,
         batch: u64,
         within: Duration,
         watch: &mut Option<Watch>,
@@ -474,7 +474,7 @@ impl Gpu {
     /// Frees a slab that no buffer is in.
     fn destroy(&self, slab: crate::memory::slab::Slab) {
         self.wait();
-        self.wait_for_batch(Lane::Transfers, self.hand_over_transfers());
+        self.wait_for_batch(Queue::Transfers, self.hand_over_transfers());
         // A device that failed may still write: its memory stays until it is closed.
         if self.check().is_err() {
             return lock(&self.0.memory).keep_lost(slab);

@@ -23,7 +23,7 @@ use recorded::Recorded;
 use timeline::Timeline;
 use timer::Timer;
 use transfers::{At, Transfers};
-use turns::{Handing, Lane, PlaceUse, Turns};
+use turns::{Handing, PlaceUse, Queue, Turns};
 
 /// Order of a dispatch and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,8 +226,8 @@ impl Recorder {
         len: usize,
         to: PartOfPlace<'_>,
     ) -> Result<(), GpuError> {
-        self.come_behind(device, Lane::Transfers, to.place.used_by())?;
-        let number = self.turns.next(Lane::Transfers).number;
+        self.come_behind(device, Queue::Transfers, to.place.used_by())?;
+        let number = self.turns.next(Queue::Transfers).number;
         let Some(transfers) = &mut self.transfers else {
             unreachable!("a device without the queue copies in that of kernels")
         };
@@ -243,19 +243,19 @@ impl Recorder {
 
     /// What is recorded from now on comes behind this batch of transfers.
     pub(crate) fn use_what_came(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
-        self.come_behind(device, Lane::Kernels, batch)
+        self.come_behind(device, Queue::Kernels, batch)
     }
 
     /// What is gathered from now on for a queue comes behind a batch of the other one.
-    fn come_behind(&mut self, device: &Device, lane: Lane, batch: u64) -> Result<(), GpuError> {
-        let is_empty = match lane {
-            Lane::Kernels => self.open.is_empty(),
-            Lane::Transfers => self.transfers.as_ref().is_none_or(Transfers::is_empty),
+    fn come_behind(&mut self, device: &Device, queue: Queue, batch: u64) -> Result<(), GpuError> {
+        let is_empty = match queue {
+            Queue::Kernels => self.open.is_empty(),
+            Queue::Transfers => self.transfers.as_ref().is_none_or(Transfers::is_empty),
         };
-        let first = self.turns.before(lane, batch, is_empty);
-        let (kernels, transfers) = match lane {
-            Lane::Kernels => (first.own, first.other),
-            Lane::Transfers => (first.other, first.own),
+        let first = self.turns.before(queue, batch, is_empty);
+        let (kernels, transfers) = match queue {
+            Queue::Kernels => (first.own, first.other),
+            Queue::Transfers => (first.other, first.own),
         };
         if kernels {
             self.submit(device)?;
@@ -263,14 +263,14 @@ impl Recorder {
         if transfers {
             self.submit_transfers(device)?;
         }
-        self.turns.want(lane, batch);
+        self.turns.want(queue, batch);
         Ok(())
     }
 
     /// Hands the open batch of transfers over, and says which one is the last then.
     pub(crate) fn hand_over_transfers(&mut self, device: &Device) -> Result<u64, GpuError> {
         self.submit_transfers(device)?;
-        Ok(self.turns.handed(Lane::Transfers))
+        Ok(self.turns.handed(Queue::Transfers))
     }
 
     fn submit_transfers(&mut self, device: &Device) -> Result<(), GpuError> {
@@ -278,14 +278,14 @@ impl Recorder {
             return Ok(());
         };
         lost_by_now(self.lose_after, &self.turns)?;
-        transfers.hand_over(device, self.turns.next(Lane::Transfers), self.timeline)?;
-        self.turns.hand_over(Lane::Transfers);
+        transfers.hand_over(device, self.turns.next(Queue::Transfers), self.timeline)?;
+        self.turns.hand_over(Queue::Transfers);
         Ok(())
     }
 
     /// Batches of kernels that were handed over.
     fn n_handed(&self) -> u64 {
-        self.turns.handed(Lane::Kernels)
+        self.turns.handed(Queue::Kernels)
     }
 
     /// Takes a chunk back.
@@ -318,7 +318,7 @@ impl Recorder {
         lost_by_now(self.lose_after, &self.turns)?;
         self.open.barrier(vk::PipelineStageFlags2::HOST);
         let runs = self.open.runs() as u64;
-        let Handing { number, behind } = self.turns.next(Lane::Kernels);
+        let Handing { number, behind } = self.turns.next(Queue::Kernels);
         let done = self.timeline.done(device)?;
         let (recorded, open) = (&mut self.recorded, &mut self.open);
         let commands = match &self.timer {
@@ -337,7 +337,7 @@ impl Recorder {
         // pipelines as long as the device, memory until its slab is destroyed, which waits.
         unsafe { device.raw.queue_submit2(device.queue, &[info], vk::Fence::null()) }
             .map_err(GpuError::of("work"))?;
-        self.turns.hand_over(Lane::Kernels);
+        self.turns.hand_over(Queue::Kernels);
         self.runs += runs;
         if let Some(timer) = &mut self.timer {
             self.timeline.wait(device, number)?;
@@ -375,7 +375,7 @@ impl Recorder {
 
 /// An error after as many batches as [`DeviceOptions::lose_after`] says.
 fn lost_by_now(lose_after: Option<u64>, turns: &Turns) -> Result<(), GpuError> {
-    let handed = turns.handed(Lane::Kernels) + turns.handed(Lane::Transfers);
+    let handed = turns.handed(Queue::Kernels) + turns.handed(Queue::Transfers);
     match lose_after {
         Some(batches) if handed >= batches => Err(GpuError::Lost),
         _ => Ok(()),

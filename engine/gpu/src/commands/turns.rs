@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One of the two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Queue {
     Kernels,
     Transfers,
 }
 
-impl Lane {
+impl Queue {
     fn other(self) -> Self {
         match self {
             Self::Kernels => Self::Transfers,
@@ -96,57 +96,57 @@ pub(crate) struct Handing {
 }
 
 impl Turns {
-    fn side(&self, lane: Lane) -> &Side {
-        match lane {
-            Lane::Kernels => &self.kernels,
-            Lane::Transfers => &self.transfers,
+    fn side(&self, queue: Queue) -> &Side {
+        match queue {
+            Queue::Kernels => &self.kernels,
+            Queue::Transfers => &self.transfers,
         }
     }
 
-    fn side_mut(&mut self, lane: Lane) -> &mut Side {
-        match lane {
-            Lane::Kernels => &mut self.kernels,
-            Lane::Transfers => &mut self.transfers,
+    fn side_mut(&mut self, queue: Queue) -> &mut Side {
+        match queue {
+            Queue::Kernels => &mut self.kernels,
+            Queue::Transfers => &mut self.transfers,
         }
     }
 
     /// Batches of a queue that were handed over.
-    pub(crate) fn handed(&self, lane: Lane) -> u64 {
-        self.side(lane).handed
+    pub(crate) fn handed(&self, queue: Queue) -> u64 {
+        self.side(queue).handed
     }
 
     /// What is handed over before something that comes behind `batch` of the other queue is gathered; `is_empty`: the
-    /// open batch of `lane` has nothing yet. [`Turns::want`] comes next.
-    pub(crate) fn before(&self, lane: Lane, batch: u64, is_empty: bool) -> First {
-        let Side { wants, waited, .. } = *self.side(lane);
+    /// open batch of `queue` has nothing yet. [`Turns::want`] comes next.
+    pub(crate) fn before(&self, queue: Queue, batch: u64, is_empty: bool) -> First {
+        let Side { wants, waited, .. } = *self.side(queue);
         if batch <= wants.max(waited) {
             return First { own: false, other: false };
         }
-        First { own: !is_empty, other: batch > self.side(lane.other()).handed }
+        First { own: !is_empty, other: batch > self.side(queue.other()).handed }
     }
 
     /// What is gathered from now on comes behind `batch` of the other queue.
     ///
     /// # Panics
     /// If that was not handed over.
-    pub(crate) fn want(&mut self, lane: Lane, batch: u64) {
+    pub(crate) fn want(&mut self, queue: Queue, batch: u64) {
         assert!(
-            batch <= self.handed(lane.other()),
-            "{lane:?} would wait for what is not handed over"
+            batch <= self.handed(queue.other()),
+            "{queue:?} would wait for what is not handed over"
         );
-        let side = self.side_mut(lane);
+        let side = self.side_mut(queue);
         side.wants = side.wants.max(batch);
     }
 
     /// The batch that a queue hands over next.
-    pub(crate) fn next(&self, lane: Lane) -> Handing {
-        let Side { handed, wants, waited } = *self.side(lane);
+    pub(crate) fn next(&self, queue: Queue) -> Handing {
+        let Side { handed, wants, waited } = *self.side(queue);
         Handing { number: handed + 1, behind: if wants > waited { wants } else { 0 } }
     }
 
     /// That batch is handed over.
-    pub(crate) fn hand_over(&mut self, lane: Lane) {
-        let side = self.side_mut(lane);
+    pub(crate) fn hand_over(&mut self, queue: Queue) {
+        let side = self.side_mut(queue);
         side.handed += 1;
         side.waited = side.waited.max(side.wants);
     }
@@ -192,8 +192,8 @@ mod tests {
         n_beside: u64,
     }
 
-    fn at(lane: Lane) -> usize {
-        usize::from(lane == Lane::Transfers)
+    fn at(queue: Queue) -> usize {
+        usize::from(queue == Queue::Transfers)
     }
 
     impl World {
@@ -212,42 +212,42 @@ mod tests {
             }
         }
 
-        fn hand_over(&mut self, lane: Lane) {
-            if self.open[at(lane)].acts.is_empty() {
+        fn hand_over(&mut self, queue: Queue) {
+            if self.open[at(queue)].acts.is_empty() {
                 return;
             }
-            let handing = self.turns.next(lane);
-            self.turns.hand_over(lane);
-            let batch = std::mem::take(&mut self.open[at(lane)]);
-            self.handed[at(lane)].push_back(Batch { behind: handing.behind, ..batch });
-            self.order.push_back(at(lane));
+            let handing = self.turns.next(queue);
+            self.turns.hand_over(queue);
+            let batch = std::mem::take(&mut self.open[at(queue)]);
+            self.handed[at(queue)].push_back(Batch { behind: handing.behind, ..batch });
+            self.order.push_back(at(queue));
         }
 
         /// As the recorder does it.
-        fn come_behind(&mut self, lane: Lane, batch: u64) {
-            let first = self.turns.before(lane, batch, self.open[at(lane)].acts.is_empty());
+        fn come_behind(&mut self, queue: Queue, batch: u64) {
+            let first = self.turns.before(queue, batch, self.open[at(queue)].acts.is_empty());
             if first.own {
-                self.hand_over(lane);
+                self.hand_over(queue);
             }
             if first.other {
-                self.hand_over(lane.other());
+                self.hand_over(queue.other());
             }
-            self.turns.want(lane, batch);
+            self.turns.want(queue, batch);
         }
 
         fn fill(&mut self, place: usize, value: u64) {
-            self.come_behind(Lane::Transfers, self.places[place].used_by());
+            self.come_behind(Queue::Transfers, self.places[place].used_by());
             self.open[1].acts.push(Act::Fill { place, value });
-            self.places[place].fill_by(self.turns.next(Lane::Transfers).number);
+            self.places[place].fill_by(self.turns.next(Queue::Transfers).number);
             self.values[place] = value;
         }
 
         fn use_places(&mut self, places: &[usize]) {
             let newest = places.iter().map(|place| self.places[*place].filled_by()).max().unwrap();
-            self.come_behind(Lane::Kernels, newest);
+            self.come_behind(Queue::Kernels, newest);
             for place in places {
                 self.open[0].acts.push(Act::Use { place: *place, value: self.values[*place] });
-                self.places[*place].use_by(self.turns.next(Lane::Kernels).number);
+                self.places[*place].use_by(self.turns.next(Queue::Kernels).number);
             }
         }
 
@@ -290,8 +290,8 @@ mod tests {
 
         /// Executes all that was handed over.
         fn finish(&mut self, is_one: bool) {
-            for lane in [Lane::Kernels, Lane::Transfers] {
-                self.hand_over(lane);
+            for queue in [Queue::Kernels, Queue::Transfers] {
+                self.hand_over(queue);
             }
             while self.handed.iter().any(|batches| !batches.is_empty())
                 || self.running.iter().any(Option::is_some)
@@ -320,7 +320,7 @@ mod tests {
                         (0..=random(state, 2)).map(|_| random(state, N_PLACES)).collect();
                     world.use_places(&places);
                 }
-                6 => world.hand_over([Lane::Kernels, Lane::Transfers][random(state, 2)]),
+                6 => world.hand_over([Queue::Kernels, Queue::Transfers][random(state, 2)]),
                 _ => {
                     world.step(random(state, 2), is_one);
                 }
@@ -358,10 +358,10 @@ mod tests {
         world.fill(0, 1);
         world.use_places(&[0]);
         world.fill(1, 2);
-        let next = world.turns.next(Lane::Transfers);
+        let next = world.turns.next(Queue::Transfers);
         assert_eq!(next, Handing { number: 2, behind: 0 }, "the other half is free");
         world.fill(0, 3);
-        let next = world.turns.next(Lane::Transfers);
+        let next = world.turns.next(Queue::Transfers);
         assert_eq!(next, Handing { number: 3, behind: 1 }, "what is free does not wait with it");
     }
 }

@@ -80,10 +80,16 @@ impl Staging {
                 (Slab::new(device, CHUNK as u64, Place::Host)?, ChunkReads::default());
             return Ok(NextChunk::Empty(Chunk { slab, used: 0, reads }));
         }
-        let oldest = self.full.pop_front_if(|chunk| chunk.reads.are_done(done));
-        Ok(match (oldest, self.full.front()) {
-            (Some(chunk), _) => NextChunk::Empty(Chunk { used: 0, ..chunk }),
-            (None, oldest) => NextChunk::After(oldest.map_or(done, |chunk| chunk.reads)),
+        Ok(match self.full.pop_front() {
+            Some(chunk) if chunk.reads.are_done(done) => {
+                NextChunk::Empty(Chunk { used: 0, ..chunk })
+            }
+            Some(chunk) => {
+                let reads = chunk.reads;
+                self.full.push_front(chunk);
+                NextChunk::After(reads)
+            }
+            None => unreachable!("there are as many as the ring has"),
         })
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::buffer::GpuBuffer;
 use crate::commands::timeline::Watch;
-use crate::commands::turns::Lane;
+use crate::commands::turns::Queue;
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::memory::Purpose;
@@ -52,8 +52,8 @@ impl Milestone {
     /// Waits for so long at most; whether it is reached. A device that failed reaches every point: [`Milestone::wait`] tells.
     pub fn is_reached_within(&mut self, within: Duration) -> bool {
         let Self { gpu, batch, transfers, kernels_watch, transfers_watch } = self;
-        gpu.is_done_within(Lane::Kernels, *batch, within, kernels_watch)
-            && gpu.is_done_within(Lane::Transfers, *transfers, within, transfers_watch)
+        gpu.is_done_within(Queue::Kernels, *batch, within, kernels_watch)
+            && gpu.is_done_within(Queue::Transfers, *transfers, within, transfers_watch)
     }
 
     /// Waits until it is reached.
@@ -62,7 +62,7 @@ impl Milestone {
     /// The first error that there was, in this or anything before.
     pub fn wait(self) -> Result<(), GpuError> {
         self.gpu.wait_for(self.batch);
-        self.gpu.wait_for_batch(Lane::Transfers, self.transfers);
+        self.gpu.wait_for_batch(Queue::Transfers, self.transfers);
         self.gpu.free_tables();
         self.gpu.check()
     }

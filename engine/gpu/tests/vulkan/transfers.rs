@@ -1,5 +1,7 @@
 //! Places that the transfer queue fills while kernels compute. Devices with one queue use that under two names.
 
+use std::time::Instant;
+
 use brigade_engine::kernels::{DeviceError, DeviceFault};
 use brigade_gpu::{DeviceOptions, Gpu, TransferQueue};
 use brigade_ops::{Accelerator, Buffer, Copy, Part, PartMut, Purpose, View, ViewMut};
@@ -87,7 +89,7 @@ fn a_place_is_read_behind_the_transfers_to_it() {
         assert!(bytes.iter().all(|byte| *byte == value), "{value}");
         // Twice, with nothing between.
         place.write(0, &vec![value + 100; len]);
-        place.write(4, &vec![value; 4]);
+        place.write(4, &[value; 4]);
         bytes.clear();
         place.read(0..12, &mut bytes).expect("room");
         let [one, other] = [value + 100, value].map(|value| [value; 4]);
@@ -111,4 +113,49 @@ fn a_device_that_is_lost_while_places_are_filled_says_so() {
         n_lost += 1;
     }
     println!("{n_lost} devices were lost");
+}
+
+/// Seconds that the device takes for what `work` tells it.
+fn seconds(device: &dyn Accelerator, work: &mut dyn FnMut()) -> f64 {
+    device.milestone().wait().expect("a device that works");
+    let begun = Instant::now();
+    work();
+    device.milestone().wait().expect("a device that works");
+    begun.elapsed().as_secs_f64()
+}
+
+/// What a transfer queue wins: copies alone, kernels alone, and both at once.
+#[test]
+#[ignore = "prints times"]
+fn transfers_and_kernels_take_so_long_alone_and_together() {
+    const BYTES: usize = 64 << 20;
+    const TIMES: usize = 16;
+    let Some(gpu) = transferring(None) else { return };
+    let device: &dyn Accelerator = &gpu;
+    let bytes = vec![1u8; BYTES];
+    let mut places = [0; 2].map(|_| device.alloc(BYTES, Purpose::Weights).expect("room"));
+    let mut x = gpu.buffer(BYTES, Purpose::States).expect("room");
+    let mut fill = |at: usize| places[at % 2].write(0, &bytes);
+    let mut compute = |n: usize| (0..n).for_each(|_| gpu.scale(x.span_mut(), 1.0));
+    fill(0);
+    // As many kernels as take as long as a copy.
+    let one = seconds(device, &mut || fill(1));
+    let of_kernels = seconds(device, &mut || compute(16)) / 16.0;
+    let n = ((one / of_kernels) as usize).clamp(1, 10_000);
+    let copies = seconds(device, &mut || (0..TIMES).for_each(&mut fill));
+    let kernels = seconds(device, &mut || compute(TIMES * n));
+    let both = seconds(device, &mut || {
+        for at in 0..TIMES {
+            fill(at);
+            compute(n);
+            Gpu::begin(&gpu);
+        }
+    });
+    let gbps = (TIMES * BYTES) as f64 / copies / 1e9;
+    let (first, second) = (copies * 1e3, kernels * 1e3);
+    println!("{}: {}", gpu.facts().name, gpu.facts().transfer_queue);
+    println!(
+        "{gbps:.1} GB/s: copies {first:.1} ms, kernels {second:.1} ms, both at once {:.1} ms",
+        both * 1e3
+    );
 }
