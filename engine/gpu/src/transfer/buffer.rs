@@ -48,7 +48,8 @@ impl Gpu {
 
 impl Gpu {
     /// A buffer for weights that come and go ([`GpuBuffer::write`]). Where the device has a transfer queue, that fills it
-    /// while kernels compute that do not use it.
+    /// while kernels compute that do not use it. Ops that the engine runs ([`Accelerator::run`](brigade_ops::Accelerator::run))
+    /// and reads wait for that; other users of its span do not.
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
