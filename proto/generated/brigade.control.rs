@@ -129,6 +129,9 @@ pub struct HostPart {
     /// Weights of experts that come from there to the GPU for ubatches of many rows, 10^9 bytes a second; 0: none do.
     #[prost(double, tag = "6")]
     pub sent_gb_per_second: f64,
+    /// Whether the GPU computes meanwhile.
+    #[prost(bool, tag = "7")]
+    pub sent_beside: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinRequest {

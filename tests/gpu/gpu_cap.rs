@@ -54,6 +54,7 @@ fn planned(facts: &ModelFacts, cap: u64) -> Plan {
         gbps: 50.0,
         gops: 1000.0,
         sent_gbps: 0.0,
+        sent_beside: false,
         experts: HostExperts::Auto,
     };
     let gpu = WorkerFacts {

@@ -48,7 +48,8 @@ pub(super) fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
 }
 
 fn host(memory: u64, experts: HostExperts) -> HostFacts {
-    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, sent_gbps: 0.0, experts }
+    let (sent_gbps, sent_beside) = (0.0, false);
+    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, sent_gbps, sent_beside, experts }
 }
 
 fn planned(model: &ModelFacts, worker: &WorkerFacts) -> Result<Plan, String> {

@@ -388,10 +388,7 @@ fn network_runtime(config: &Config) -> io::Result<tokio::runtime::Runtime> {
 /// What the other stages of a node need not measure again.
 fn measured(abilities: &Abilities) -> Measured {
     let Abilities { gb_per_second, gop_per_second, .. } = *abilities;
-    let beside = |host: HostAbility| Beside {
-        host: host.speeds,
-        sent_gb_per_second: host.sent_gb_per_second,
-    };
+    let beside = |host: HostAbility| Beside { host: host.speeds, sent: host.sent };
     Measured {
         device: abilities.kernels.clone(),
         own: Speeds { gb_per_second, gop_per_second },

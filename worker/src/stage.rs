@@ -26,7 +26,7 @@ use brigade_spec::{ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::expert_placement::{ALL_LAYERS, ExpertCache, Experts};
-use crate::backend::measure::{Beside, Speeds, measure};
+use crate::backend::measure::{Beside, Sending, Speeds, measure};
 use crate::backend::visiting_experts;
 use crate::backend::work_memory::{LoadingMemory, WorkMemory};
 use crate::backend::{
@@ -214,7 +214,7 @@ fn host_beside(
         None => measure_apart(devices, &table, threads_of(config), &config.cpus)?,
     };
     let visits = if let Some(measured) = measured.filter(|_| config.speeds.is_none()) {
-        visiting_experts::visits_at(measured.sent_gb_per_second, own, speeds)
+        visiting_experts::visits_at(measured.sent, own, speeds)
     } else if is_own && config.speeds.is_none() {
         visiting_experts::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
     } else {
@@ -227,12 +227,14 @@ fn host_beside(
         ?visits,
         "routed experts may lie in the host's memory"
     );
-    let sent_gb_per_second = match visits {
-        Visits::Measured(speeds) => speeds.sent_bytes / 1e9,
-        Visits::Never | Visits::From(_) => 0.0,
+    let sent = match visits {
+        Visits::Measured(speeds) => {
+            Sending { gb_per_second: speeds.sent_bytes / 1e9, is_beside: speeds.sent_beside }
+        }
+        Visits::Never | Visits::From(_) => Sending::default(),
     };
     let experts_before = config.experts.before();
-    Ok((Some(HostAbility { speeds, sent_gb_per_second, experts_before }), visits))
+    Ok((Some(HostAbility { speeds, sent, experts_before }), visits))
 }
 
 /// Kernel tables and devices that may be asked for here, best first, each with the number of its numerics.

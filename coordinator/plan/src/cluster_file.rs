@@ -67,6 +67,8 @@ struct Host {
     gbps: f64,
     gops: f64,
     sent: Option<f64>,
+    #[serde(default)]
+    sent_beside: bool,
     experts: Option<Experts>,
 }
 
@@ -173,6 +175,7 @@ impl Entry {
                     None => 0.0,
                     Some(sent) => positive("host.sent", sent)?,
                 },
+                sent_beside: host.sent_beside,
                 experts: match &host.experts {
                     None => HostExperts::Auto,
                     Some(Experts::Layers(n)) => HostExperts::Layers(*n),

@@ -292,6 +292,8 @@ pub struct HostFacts {
     pub gops: f64,
     /// Speed of copies from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
     pub sent_gbps: f64,
+    /// Whether the GPU computes meanwhile: it has a transfer queue.
+    pub sent_beside: bool,
     /// The rule for which experts lie there.
     pub experts: HostExperts,
 }

@@ -115,6 +115,7 @@ fn routed_prefill_us(
     let per_second = |giga: f64| giga * 1e9;
     let speeds = VisitSpeeds {
         sent_bytes: per_second(host.sent_gbps),
+        sent_beside: host.sent_beside,
         gpu_operations: per_second(worker.gops),
         host_bytes: per_second(host.gbps),
         host_operations: per_second(host.gops),

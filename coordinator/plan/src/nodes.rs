@@ -122,7 +122,9 @@ mod tests {
     #[test]
     fn the_hosts_memory_beside_a_gpu_is_shared_alike() {
         let experts = HostExperts::Auto;
-        let host = HostFacts { memory: Some(10), gbps: 1.0, gops: 1.0, sent_gbps: 0.0, experts };
+        let (sent_gbps, sent_beside) = (0.0, false);
+        let host =
+            HostFacts { memory: Some(10), gbps: 1.0, gops: 1.0, sent_gbps, sent_beside, experts };
         let node = Some(NodeFacts { node: 1, limit: 300, left: 300, host_left: 15 });
         let one = WorkerFacts { host: Some(host), node, ..stage(1, 300) };
         let of_host = |parts| with_parts(std::slice::from_ref(&one), parts)[0].host.unwrap().memory;

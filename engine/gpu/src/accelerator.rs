@@ -43,7 +43,13 @@ impl Accelerator for Gpu {
     }
 
     fn alloc(&self, len: usize, purpose: Purpose) -> Result<Box<dyn Buffer>, DeviceError> {
-        Ok(Box::new(self.buffer(len, purpose)?))
+        Ok(Box::new(match purpose {
+            // What is allocated and not kept: weights that come and go.
+            Purpose::Weights => self.place(len)?,
+            Purpose::States | Purpose::Activations | Purpose::Results => {
+                self.buffer(len, purpose)?
+            }
+        }))
     }
 
     fn keep(
@@ -70,7 +76,12 @@ impl Accelerator for Gpu {
     }
 
     fn run(&self, op: Op<'_, Anywhere>) -> Result<(), DeviceError> {
-        Ok(Gpu::run(self, op.carried(&mut ToGpu(self)))?)
+        let mut to = ToGpu::of(self);
+        let op = op.carried(&mut to);
+        to.places.iter().for_each(|place| place.come_behind_fills());
+        let result = Gpu::run(self, op);
+        to.places.iter().for_each(|place| place.note_use());
+        Ok(result?)
     }
 
     fn fetch(&self, wanted: ToFetch<'_>) -> Result<Box<dyn brigade_ops::Fetch>, DeviceError> {

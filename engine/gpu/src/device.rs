@@ -1,4 +1,4 @@
-//! A GPU in use: its memory, its kernels, its queue.
+//! A GPU in use: its memory, its kernels, its queues.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +11,19 @@ use brigade_ops::{DeviceOptions, Handed, KernelTime};
 use crate::commands::dispatch::{Fusion, Work};
 use crate::commands::rehearsal::Rehearsal;
 use crate::commands::timeline::{Timeline, Watch};
-use crate::commands::{Order, Recorder};
+use crate::commands::turns::Queue;
+use crate::commands::{Order, Recorder, Timelines};
 use crate::error::GpuError;
 use crate::lock::lock;
 use crate::memory::span::Span;
-use crate::memory::staging::Chunk;
+use crate::memory::staging::{Chunk, ChunkReads};
 use crate::memory::{Memory, Purpose, Region};
 use crate::pipelines::shader::Shader;
 use crate::pipelines::{Pipelines, Wanted};
 use crate::vulkan::facts::{GpuFacts, Heaps};
 use crate::vulkan::instance::Instance;
 use crate::vulkan::logical::Device;
+use crate::vulkan::queues::TransferQueue;
 
 /// A GPU: a handle that is cheap to clone. Ops are its methods, spread over the files of `ops` by what they do. They record what is to be
 /// done, and return at once.
@@ -38,15 +40,29 @@ struct Open {
     pipelines: Mutex<Pipelines>,
     rehearsal: Rehearsal,
     memory: Mutex<Memory>,
-    /// The number of the batch that the last of what was recorded is in, and that of the last batch that is known to be done.
+    /// The number of the batch that the last of what was recorded is in.
     recorded: AtomicU64,
-    done: AtomicU64,
-    timeline: Timeline,
+    kernels: Progress,
+    /// Of the transfer queue, where there is one.
+    transfers: Option<Progress>,
     /// Number of times that the host waited.
     waits: AtomicU64,
     failure: OnceLock<GpuError>,
     /// The others are of it.
     device: ManuallyDrop<Device>,
+}
+
+/// How far a queue is.
+struct Progress {
+    timeline: Timeline,
+    /// The last batch that is known to be done.
+    done: AtomicU64,
+}
+
+impl Progress {
+    fn of(timeline: Timeline) -> Self {
+        Self { timeline, done: AtomicU64::new(0) }
+    }
 }
 
 impl Gpu {
@@ -64,6 +80,18 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::devices`]; and where there is no device of this index, or it lacks a feature, or what options ask for.
     pub fn open(index: usize, options: &DeviceOptions) -> Result<Self, GpuError> {
+        Self::open_with(index, options, None)
+    }
+
+    /// [`Gpu::open`] with this transfer queue, and not the one that the device's facts name: for tests.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn open_with(
+        index: usize,
+        options: &DeviceOptions,
+        transfers: Option<TransferQueue>,
+    ) -> Result<Self, GpuError> {
         let instance = Instance::new()?;
         let devices = instance.devices()?;
         let none = GpuError::NoDevice { index, count: devices.len() };
@@ -80,9 +108,12 @@ impl Gpu {
             let (device, driver) = (facts.name.clone(), facts.driver_text());
             return Err(GpuError::NoHalfUnits { device, driver });
         }
+        facts.transfer_queue = transfers.unwrap_or(facts.transfer_queue);
         let device = Device::open(instance, physical, &facts, options.fast_math)?;
-        let timeline = Timeline::new(&device, options.patience)?;
-        let recorder = Recorder::new(&device, timeline, options)?;
+        let timeline = || Timeline::new(&device, options.patience);
+        let transfers = device.transfers.as_ref().map(|_| timeline()).transpose()?;
+        let timelines = Timelines { kernels: timeline()?, transfers };
+        let recorder = Recorder::new(&device, timelines, options)?;
         let folder = options.pipeline_cache.as_deref();
         let pipelines = Pipelines::new(&device, recorder.layout(), facts.limits, folder)?;
         let apart = options.apart || !facts.kind.shares_host_memory();
@@ -96,8 +127,8 @@ impl Gpu {
             rehearsal: Rehearsal::default(),
             memory: Mutex::new(memory),
             recorded: AtomicU64::new(0),
-            done: AtomicU64::new(0),
-            timeline,
+            kernels: Progress::of(timelines.kernels),
+            transfers: timelines.transfers.map(Progress::of),
             waits: AtomicU64::new(0),
             failure: OnceLock::new(),
             device: ManuallyDrop::new(device),
@@ -125,8 +156,7 @@ impl Gpu {
         Heaps::of(instance, *physical).free
     }
 
-    /// Number of times that the host waited so far. Where nothing was recorded it does not wait. Where nothing was
-    /// recorded it does not wait.
+    /// Number of times that the host waited so far. Where nothing was recorded it does not wait.
     pub fn waits(&self) -> u64 {
         self.0.waits.load(Ordering::Relaxed)
     }
@@ -144,7 +174,7 @@ impl Gpu {
 
     /// Whether all that was recorded was waited for, so that the host reads and writes at once.
     pub fn is_idle(&self) -> bool {
-        self.0.done.load(Ordering::Acquire) >= self.recorded()
+        self.0.kernels.done.load(Ordering::Acquire) >= self.recorded()
     }
 
     /// The first error that there was.
@@ -316,7 +346,7 @@ impl Gpu {
 
     /// Hands over what is in batches up to this one, as far as it is not.
     pub(crate) fn hand_over_up_to(&self, batch: u64) {
-        if self.0.done.load(Ordering::Acquire) < batch {
+        if self.0.kernels.done.load(Ordering::Acquire) < batch {
             let mut recorder = lock(&self.0.recorder);
             if self.0.failure.get().is_none()
                 && let Err(error) = recorder.hand_over_up_to(&self.0.device, batch)
@@ -328,38 +358,76 @@ impl Gpu {
 
     /// Waits until a batch that was handed over is done, or the device failed. Others may record meanwhile.
     pub(crate) fn wait_for(&self, batch: u64) {
-        if self.0.done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
+        self.wait_for_batch(Queue::Kernels, batch);
+    }
+
+    /// The same of either queue.
+    pub(crate) fn wait_for_batch(&self, of: Queue, batch: u64) {
+        let Some(Progress { timeline, done }) = self.progress(of) else { return };
+        if done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
             return;
         }
         self.0.waits.fetch_add(1, Ordering::Relaxed);
-        match self.0.timeline.wait(&self.0.device, batch) {
-            Ok(()) => drop(self.0.done.fetch_max(batch, Ordering::AcqRel)),
+        match timeline.wait(&self.0.device, batch) {
+            Ok(()) => drop(done.fetch_max(batch, Ordering::AcqRel)),
             Err(error) => self.fail(error),
         }
+    }
+
+    /// Waits until the device has read a chunk, or failed.
+    pub(crate) fn wait_for_reads(&self, reads: ChunkReads) {
+        let kernels = self.0.kernels.timeline.wait(&self.0.device, reads.kernels);
+        let transfers = |of: &Progress| of.timeline.wait(&self.0.device, reads.transfers);
+        let both = kernels.and_then(|()| self.0.transfers.as_ref().map_or(Ok(()), transfers));
+        if let Err(error) = both {
+            self.fail(error);
+        }
+    }
+
+    fn progress(&self, of: Queue) -> Option<&Progress> {
+        match of {
+            Queue::Kernels => Some(&self.0.kernels),
+            Queue::Transfers => self.0.transfers.as_ref(),
+        }
+    }
+
+    /// Whether places are filled by a queue beside that of kernels, so that these go on meanwhile.
+    pub fn has_transfers(&self) -> bool {
+        self.0.transfers.is_some()
+    }
+
+    /// Hands over all transfers that were recorded, and says in which batch the last one is.
+    pub(crate) fn hand_over_transfers(&self) -> u64 {
+        if !self.has_transfers() {
+            return 0;
+        }
+        self.record(|recorder| recorder.hand_over_transfers(&self.0.device)).unwrap_or(0)
     }
 
     /// Waits for so long at most; whether a batch that was handed over is done, or the device failed. `watch` is kept between calls.
     pub(crate) fn is_done_within(
         &self,
+        of: Queue,
         batch: u64,
         within: Duration,
         watch: &mut Option<Watch>,
     ) -> bool {
-        if self.0.done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
+        let Some(Progress { timeline, done }) = self.progress(of) else { return true };
+        if done.load(Ordering::Acquire) >= batch || self.0.failure.get().is_some() {
             return true;
         }
-        let (device, timeline) = (&*self.0.device, &self.0.timeline);
+        let device = &*self.0.device;
         let mut look = || {
             let mut seen = watch.take().map_or_else(|| timeline.watch(device), Ok)?;
-            let done = timeline.wait_within(device, batch, within, &mut seen)?;
+            let is_done = timeline.wait_within(device, batch, within, &mut seen)?;
             *watch = Some(seen);
-            Ok(done)
+            Ok(is_done)
         };
         match look() {
             Ok(true) => {
                 // The host waited for it, in however many steps.
                 self.0.waits.fetch_add(1, Ordering::Relaxed);
-                self.0.done.fetch_max(batch, Ordering::AcqRel);
+                done.fetch_max(batch, Ordering::AcqRel);
                 true
             }
             Ok(false) => false,
@@ -373,7 +441,7 @@ impl Gpu {
     /// Tables of what is done are free again; at times the compiled kernels are kept for the next run.
     pub(crate) fn free_tables(&self) {
         if self.check().is_ok() {
-            lock(&self.0.recorder).uploads.free(self.0.done.load(Ordering::Acquire));
+            lock(&self.0.recorder).uploads.free(self.0.kernels.done.load(Ordering::Acquire));
         }
         lock(&self.0.pipelines).save_at_times(&self.0.device);
     }
@@ -406,11 +474,13 @@ impl Gpu {
     /// Frees a slab that no buffer is in.
     fn destroy(&self, slab: crate::memory::slab::Slab) {
         self.wait();
+        self.wait_for_batch(Queue::Transfers, self.hand_over_transfers());
         // A device that failed may still write: its memory stays until it is closed.
-        if self.check().is_ok() {
-            // SAFETY: it was taken out of the memory with no buffer in it, and no command is pending.
-            unsafe { slab.destroy(&self.0.device) };
+        if self.check().is_err() {
+            return lock(&self.0.memory).keep_lost(slab);
         }
+        // SAFETY: it was taken out of the memory with no buffer in it, and no command is pending.
+        unsafe { slab.destroy(&self.0.device) };
     }
 
     /// Runs `task` on the recorder, unless the device failed; an error of it sticks.
@@ -445,6 +515,7 @@ fn report(facts: &GpuFacts) {
         driver = facts.driver_text(),
         bytes = facts.device_bytes,
         free = facts.free_bytes,
+        transfers = %facts.transfer_queue,
         visible = facts.visible_bytes,
         "GPU"
     );

@@ -43,3 +43,4 @@ pub use transfer::buffer::GpuBuffer;
 pub use transfer::inbox::Inbox;
 pub use transfer::milestone::{Fetch, Milestone};
 pub use vulkan::facts::{GpuFacts, MatrixShape, MatrixType};
+pub use vulkan::queues::TransferQueue;

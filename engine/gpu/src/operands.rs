@@ -47,20 +47,39 @@ impl Buffer for GpuBuffer {
 ///
 /// # Panics
 /// If something that is to be written lies elsewhere, or the GPU has no memory for its copy of a vector.
-pub struct ToGpu<'g>(pub &'g Gpu);
+pub struct ToGpu<'g> {
+    gpu: &'g Gpu,
+    /// Places among them, which the transfer queue fills.
+    pub(crate) places: Vec<&'g GpuBuffer>,
+}
+
+impl<'g> ToGpu<'g> {
+    /// Takes them to this one.
+    pub fn of(gpu: &'g Gpu) -> Self {
+        Self { gpu, places: Vec::new() }
+    }
+
+    fn note<'a: 'g>(&mut self, part: Part<'a>) {
+        let buffer = part.within::<GpuBuffer>().map(|(buffer, _)| buffer);
+        self.places.extend(buffer.filter(|buffer| buffer.is_place()));
+    }
+}
 
 impl<'a: 'b, 'b> Carry<'a, 'b, Anywhere, OnGpu> for ToGpu<'b> {
     fn read<T: Element>(&mut self, values: View<'a, T>) -> Span<'b> {
         match values {
-            View::Host(values) => self.0.upload(bytemuck::cast_slice(values)),
+            View::Host(values) => self.gpu.upload(bytemuck::cast_slice(values)),
             View::Lasting(values, copies) => {
-                let copy = || match self.0.keep_soon(bytemuck::cast_slice(values)) {
+                let copy = || match self.gpu.keep_soon(bytemuck::cast_slice(values)) {
                     Ok(buffer) => buffer,
                     Err(error) => panic!("no memory for a vector of weights: {error}"),
                 };
                 copies.kept::<GpuBuffer>(copy).expect("values have the copy of one device").span()
             }
-            View::Device(part) => span_of(part),
+            View::Device(part) => {
+                self.note(part);
+                span_of(part)
+            }
         }
     }
 
@@ -78,7 +97,7 @@ impl Gpu {
     /// # Panics
     /// If it has no memory left when it is first asked for.
     pub fn vector<'a>(&'a self, vector: &'a Vector) -> Span<'a> {
-        ToGpu(self).read(vector.view())
+        ToGpu::of(self).read(vector.view())
     }
 }
 

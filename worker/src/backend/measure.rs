@@ -61,8 +61,17 @@ pub struct Measured {
 pub struct Beside {
     /// How fast the host is.
     pub host: Speeds,
-    /// Copies to the GPU, 10^9 bytes a second; 0: no experts are sent there.
-    pub sent_gb_per_second: f64,
+    /// The way to the GPU.
+    pub sent: Sending,
+}
+
+/// The way of experts' weights from the host's memory to a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sending {
+    /// Copies, 10^9 bytes a second; 0: no experts are sent there.
+    pub gb_per_second: f64,
+    /// Whether the GPU computes meanwhile.
+    pub is_beside: bool,
 }
 
 /// Measured speeds of all threads together.

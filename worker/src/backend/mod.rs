@@ -27,7 +27,7 @@ use brigade_proto::failure::Failure;
 use crate::machine::memory;
 use crate::machine::turns::Turn;
 use crate::weights::reader::Weights;
-use measure::Speeds;
+use measure::{Sending, Speeds};
 
 /// The models that an engine can run on this machine, and its measured speed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,8 +59,8 @@ pub struct Abilities {
 pub struct HostAbility {
     /// How fast it is.
     pub speeds: Speeds,
-    /// Measured speed of copies to the GPU, 10^9 bytes a second; 0: no experts are sent there. See `HostPart`.
-    pub sent_gb_per_second: f64,
+    /// The way of experts to the GPU, as it was measured.
+    pub sent: Sending,
     /// The number of first layers whose experts lie here: see `HostPart` of the protocol.
     pub experts_before: Option<u32>,
 }

@@ -5,7 +5,7 @@ use brigade_engine::device::{Device, VisitSpeeds, Visits};
 use brigade_engine::kernels::{KernelError, PackedMatrix};
 use brigade_gguf::TensorInfo;
 
-use super::measure::{Speeds, sent_per_second};
+use super::measure::{Sending, Speeds, sent_per_second};
 
 /// Most matrices of an expert in a layer: three projections, and three of what groups of experts share.
 pub const MATRICES: usize = 6;
@@ -34,17 +34,19 @@ pub fn visits(device: &Device, own: Speeds, host: Speeds) -> Result<Visits, Kern
     if device.is_on_cores() {
         return Ok(Visits::Never);
     }
-    Ok(visits_at(sent_per_second(device)? / 1e9, own, host))
+    let gb_per_second = sent_per_second(device)? / 1e9;
+    Ok(visits_at(Sending { gb_per_second, is_beside: device.sends_beside() }, own, host))
 }
 
-/// When experts are sent to a device at so many GB/s; 0: never.
-pub fn visits_at(sent_gb_per_second: f64, own: Speeds, host: Speeds) -> Visits {
-    if sent_gb_per_second <= 0.0 {
+/// When experts are sent to a device by this way.
+pub fn visits_at(sent: Sending, own: Speeds, host: Speeds) -> Visits {
+    if sent.gb_per_second <= 0.0 {
         return Visits::Never;
     }
     let per_second = |giga: f64| giga * 1e9;
     Visits::Measured(VisitSpeeds {
-        sent_bytes: per_second(sent_gb_per_second),
+        sent_bytes: per_second(sent.gb_per_second),
+        sent_beside: sent.is_beside,
         gpu_operations: per_second(own.gop_per_second),
         host_bytes: per_second(host.gb_per_second),
         host_operations: per_second(host.gop_per_second),

@@ -209,7 +209,7 @@ fn held(inner: &Inner) -> [u64; 2] {
 
 /// What the host does beside a GPU. Its memory is the stage's where there is none of its own in the worker's `part`.
 fn host_part(host: HostAbility, part: Amount) -> HostPart {
-    let HostAbility { speeds, sent_gb_per_second, experts_before } = host;
+    let HostAbility { speeds, sent, experts_before } = host;
     let is_shared = part.host == 0;
     HostPart {
         memory_limit: if is_shared { part.stage } else { part.host },
@@ -217,7 +217,8 @@ fn host_part(host: HostAbility, part: Amount) -> HostPart {
         gb_per_second: speeds.gb_per_second,
         gop_per_second: speeds.gop_per_second,
         experts_before,
-        sent_gb_per_second,
+        sent_gb_per_second: sent.gb_per_second,
+        sent_beside: sent.is_beside,
     }
 }
 
@@ -225,7 +226,7 @@ fn host_part(host: HostAbility, part: Amount) -> HostPart {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use crate::backend::measure::Speeds;
+    use crate::backend::measure::{Sending, Speeds};
 
     use super::*;
 
@@ -245,8 +246,10 @@ mod tests {
     fn a_host_has_memory_of_its_own_or_the_stages() {
         let memory = |stage, host| {
             let speeds = Speeds { gb_per_second: 60.0, gop_per_second: 900.0 };
-            let ability = HostAbility { speeds, sent_gb_per_second: 25.0, experts_before: None };
+            let sent = Sending { gb_per_second: 25.0, is_beside: true };
+            let ability = HostAbility { speeds, sent, experts_before: None };
             let part = host_part(ability, Amount { stage, host });
+            assert_eq!((part.sent_gb_per_second, part.sent_beside), (25.0, true));
             (part.memory_limit, part.is_shared)
         };
         assert_eq!(memory(8 << 30, 64 << 30), (64 << 30, false));

@@ -47,6 +47,7 @@ fn host_facts(host: &HostPart) -> HostFacts {
         gbps: host.gb_per_second,
         gops: host.gop_per_second,
         sent_gbps: Some(host.sent_gb_per_second).filter(|n| n.is_finite()).unwrap_or(0.0).max(0.0),
+        sent_beside: host.sent_beside,
         experts: match host.experts_before {
             None => HostExperts::Auto,
             Some(ALL_LAYERS) => HostExperts::All,

@@ -6,11 +6,13 @@ pub(super) mod recorded;
 pub(super) mod rehearsal;
 pub(super) mod timeline;
 pub(super) mod timer;
+pub(super) mod transfers;
+pub(super) mod turns;
 
 use ash::vk;
 
 use crate::error::GpuError;
-use crate::memory::staging::{Chunk, Staging};
+use crate::memory::staging::{Chunk, ChunkReads, NextChunk, Staging};
 use crate::memory::upload::Uploads;
 use crate::pipelines::shader::MAX_PUSH;
 use crate::vulkan::logical::Device;
@@ -20,6 +22,8 @@ use dispatch::Work;
 use recorded::Recorded;
 use timeline::Timeline;
 use timer::Timer;
+use transfers::{At, Transfers};
+use turns::{Handing, PlaceUse, Queue, Turns};
 
 /// Order of a dispatch and the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +50,10 @@ pub(crate) struct Recorder {
     /// The run that it ends with, if it ends with one that came after all before.
     last: Option<Work>,
     recorded: Recorded,
-    submitted: u64,
+    /// The transfer queue, where the device has one.
+    transfers: Option<Transfers>,
+    /// Batches that were handed over, and what they wait for.
+    turns: Turns,
     /// Runs of kernels that were handed over.
     runs: u64,
     /// Something was gathered, or left out, that the next run stays behind in any case.
@@ -58,13 +65,35 @@ pub(crate) struct Recorder {
     timer: Option<Timer>,
 }
 
+/// Counts of the batches that are done, of both queues.
+#[derive(Clone, Copy)]
+pub(crate) struct Timelines {
+    pub(crate) kernels: Timeline,
+    /// Of the transfer queue, where the device has one.
+    pub(crate) transfers: Option<Timeline>,
+}
+
+/// Bytes of a place that are filled.
+#[derive(Clone, Copy)]
+pub(crate) struct PartOfPlace<'a> {
+    pub(crate) place: &'a PlaceUse,
+    /// Where they lie, by the buffer of their slab.
+    pub(crate) at: At,
+    /// Whether they are the first of what the place is filled with.
+    pub(crate) is_first: bool,
+}
+
 impl Recorder {
     pub(crate) fn new(
         device: &Device,
-        timeline: Timeline,
+        timelines: Timelines,
         options: &DeviceOptions,
     ) -> Result<Self, GpuError> {
         let raw = &device.raw;
+        let Timelines { kernels: timeline, transfers } = timelines;
+        let transfers = device.transfers.as_ref().zip(transfers);
+        let transfers =
+            transfers.map(|(of, timeline)| Transfers::new(device, of, timeline)).transpose()?;
         let info = vk::CommandPoolCreateInfo::default()
             .queue_family_index(device.family)
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
@@ -86,7 +115,8 @@ impl Recorder {
                 batch: FIRST_BATCH,
                 last: None,
                 recorded: Recorded::new(pool, layout),
-                submitted: 0,
+                transfers,
+                turns: Turns::default(),
                 runs: 0,
                 owed_barrier: false,
                 lose_after: options.lose_after,
@@ -104,7 +134,7 @@ impl Recorder {
 
     /// Counts of the work handed over so far.
     pub(crate) fn handed(&self) -> Handed {
-        Handed { runs: self.runs, batches: self.submitted, recorded: self.recorded.n_recorded() }
+        Handed { runs: self.runs, batches: self.n_handed(), recorded: self.recorded.n_recorded() }
     }
 
     /// The run that was added last, if it came after all before and is not handed over.
@@ -159,17 +189,22 @@ impl Recorder {
         self.owed_barrier = true;
     }
 
-    /// Takes a chunk with room for `len` bytes out of the ring, which may be waited for.
-    pub(crate) fn take_chunk(&mut self, device: &Device, len: usize) -> Result<Chunk, GpuError> {
+    /// Takes a chunk with room for `len` bytes out of the ring, or says what is waited for first.
+    pub(crate) fn take_chunk(
+        &mut self,
+        device: &Device,
+        len: usize,
+    ) -> Result<NextChunk, GpuError> {
         if let Some(chunk) = self.staging.take_open(len) {
-            return Ok(chunk);
+            return Ok(NextChunk::Empty(chunk));
         }
         // What was filled is on its way while the host fills the next chunk.
         self.submit(device)?;
-        if let Some(batch) = self.staging.close() {
-            self.timeline.wait(device, batch)?;
-        }
-        self.staging.take_empty(device)
+        self.submit_transfers(device)?;
+        let transfers = self.transfers.as_ref().map(Transfers::timeline);
+        let transfers = transfers.map_or(Ok(0), |timeline| timeline.done(device))?;
+        let done = ChunkReads { kernels: self.timeline.done(device)?, transfers };
+        self.staging.take_empty(device, done)
     }
 
     /// Adds that the next `len` bytes of a chunk come to a buffer, after all before.
@@ -177,9 +212,80 @@ impl Recorder {
         self.last = None;
         self.open.barrier(vk::PipelineStageFlags2::TRANSFER);
         // This part of the chunk is not written before the copy is done: the ring waits for the batch (above).
-        let from = chunk.filled(len, self.submitted + 1);
+        let from = chunk.filled(len, ChunkReads { kernels: self.n_handed() + 1, transfers: 0 });
         self.open.copy(from, to, len as u64);
         self.owed_barrier = true;
+    }
+
+    /// Adds that the next `len` bytes of a chunk come to bytes of a place, after the kernels that use it. Kernels behind those
+    /// may run meanwhile.
+    pub(crate) fn transfer(
+        &mut self,
+        device: &Device,
+        chunk: &mut Chunk,
+        len: usize,
+        to: PartOfPlace<'_>,
+    ) -> Result<(), GpuError> {
+        self.come_behind(device, Queue::Transfers, to.place.used_by())?;
+        let number = self.turns.next(Queue::Transfers).number;
+        let Some(transfers) = &mut self.transfers else {
+            unreachable!("a device without the queue copies in that of kernels")
+        };
+        if to.is_first && to.place.filled_by() == number {
+            transfers.barrier();
+        }
+        let (buffer, offset) = chunk.filled(len, ChunkReads { kernels: 0, transfers: number });
+        transfers.copy(At { buffer, offset }, to.at, len as u64);
+        let is_full = transfers.is_full();
+        to.place.fill_by(number);
+        if is_full { self.submit_transfers(device) } else { Ok(()) }
+    }
+
+    /// What is recorded from now on comes behind this batch of transfers.
+    pub(crate) fn use_what_came(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
+        self.come_behind(device, Queue::Kernels, batch)
+    }
+
+    /// What is gathered from now on for a queue comes behind a batch of the other one.
+    fn come_behind(&mut self, device: &Device, queue: Queue, batch: u64) -> Result<(), GpuError> {
+        let is_empty = match queue {
+            Queue::Kernels => self.open.is_empty(),
+            Queue::Transfers => self.transfers.as_ref().is_none_or(Transfers::is_empty),
+        };
+        let first = self.turns.before(queue, batch, is_empty);
+        let (kernels, transfers) = match queue {
+            Queue::Kernels => (first.own, first.other),
+            Queue::Transfers => (first.other, first.own),
+        };
+        if kernels {
+            self.submit(device)?;
+        }
+        if transfers {
+            self.submit_transfers(device)?;
+        }
+        self.turns.want(queue, batch);
+        Ok(())
+    }
+
+    /// Hands the open batch of transfers over, and says which one is the last then.
+    pub(crate) fn hand_over_transfers(&mut self, device: &Device) -> Result<u64, GpuError> {
+        self.submit_transfers(device)?;
+        Ok(self.turns.handed(Queue::Transfers))
+    }
+
+    fn submit_transfers(&mut self, device: &Device) -> Result<(), GpuError> {
+        let Some(transfers) = self.transfers.as_mut().filter(|of| !of.is_empty()) else {
+            return Ok(());
+        };
+        lost_by_now(self.lose_after, &self.turns)?;
+        transfers.hand_over(device, self.turns.next(Queue::Transfers), self.timeline)?;
+        self.turns.hand_over(Queue::Transfers);
+        Ok(())
+    }
+
+    /// Batches of kernels that were handed over.
+    fn n_handed(&self) -> u64 {
+        self.turns.handed(Queue::Kernels)
     }
 
     /// Takes a chunk back.
@@ -189,7 +295,7 @@ impl Recorder {
 
     /// The batch that the last of what was gathered is in.
     pub(crate) fn last_batch(&self) -> u64 {
-        self.submitted + u64::from(!self.open.is_empty())
+        self.n_handed() + u64::from(!self.open.is_empty())
     }
 
     /// Hands over all that was gathered. The next commands begin with a small batch.
@@ -200,7 +306,7 @@ impl Recorder {
 
     /// Hands over what is in batches up to this one.
     pub(crate) fn hand_over_up_to(&mut self, device: &Device, batch: u64) -> Result<(), GpuError> {
-        if self.submitted < batch { self.hand_over(device) } else { Ok(()) }
+        if self.n_handed() < batch { self.hand_over(device) } else { Ok(()) }
     }
 
     /// Hands the batch over, without waiting.
@@ -209,12 +315,10 @@ impl Recorder {
         if self.open.is_empty() {
             return Ok(());
         }
-        if self.lose_after.is_some_and(|batches| self.submitted >= batches) {
-            return Err(GpuError::Lost);
-        }
+        lost_by_now(self.lose_after, &self.turns)?;
         self.open.barrier(vk::PipelineStageFlags2::HOST);
         let runs = self.open.runs() as u64;
-        let number = self.submitted + 1;
+        let Handing { number, behind } = self.turns.next(Queue::Kernels);
         let done = self.timeline.done(device)?;
         let (recorded, open) = (&mut self.recorded, &mut self.open);
         let commands = match &self.timer {
@@ -222,18 +326,18 @@ impl Recorder {
             Some(timer) => recorded.timed_commands(device, open, number, done, timer.stamps())?,
         };
         let buffers = [vk::CommandBufferSubmitInfo::default().command_buffer(commands)];
-        let signals = [vk::SemaphoreSubmitInfo::default()
-            .semaphore(self.timeline.semaphore())
-            .value(number)
-            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let signals = [self.timeline.reached(number)];
+        let transfers = self.transfers.iter().filter(|_| behind > 0);
+        let waits: Vec<_> = transfers.map(|of| of.timeline().reached(behind)).collect();
         let info = vk::SubmitInfo2::default()
             .command_buffer_infos(&buffers)
+            .wait_semaphore_infos(&waits)
             .signal_semaphore_infos(&signals);
-        // SAFETY: the queue is used under the recorder's lock alone; what the commands use lives until they are done:
+        // SAFETY: queues are used under the recorder's lock alone; what the commands use lives until they are done:
         // pipelines as long as the device, memory until its slab is destroyed, which waits.
         unsafe { device.raw.queue_submit2(device.queue, &[info], vk::Fence::null()) }
             .map_err(GpuError::of("work"))?;
-        self.submitted = number;
+        self.turns.hand_over(Queue::Kernels);
         self.runs += runs;
         if let Some(timer) = &mut self.timer {
             self.timeline.wait(device, number)?;
@@ -260,8 +364,20 @@ impl Recorder {
             if let Some(timer) = &self.timer {
                 timer.destroy(device);
             }
+            if let Some(transfers) = &mut self.transfers {
+                transfers.destroy(device);
+            }
             self.recorded.destroy(device);
             self.timeline.destroy(device);
         }
+    }
+}
+
+/// An error after as many batches as [`DeviceOptions::lose_after`] says.
+fn lost_by_now(lose_after: Option<u64>, turns: &Turns) -> Result<(), GpuError> {
+    let handed = turns.handed(Queue::Kernels) + turns.handed(Queue::Transfers);
+    match lose_after {
+        Some(batches) if handed >= batches => Err(GpuError::Lost),
+        _ => Ok(()),
     }
 }

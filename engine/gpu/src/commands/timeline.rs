@@ -35,9 +35,12 @@ impl Timeline {
         Ok(Self { semaphore, patience })
     }
 
-    /// Semaphore that batches signal with their number when they are done.
-    pub(crate) fn semaphore(&self) -> vk::Semaphore {
-        self.semaphore
+    /// The point at which this batch is done, for the device to signal or to wait for.
+    pub(crate) fn reached(&self, batch: u64) -> vk::SemaphoreSubmitInfo<'static> {
+        vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.semaphore)
+            .value(batch)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)
     }
 
     /// Batches that are done.

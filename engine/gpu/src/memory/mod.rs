@@ -49,6 +49,8 @@ pub(crate) struct Memory {
     largest: u64,
     /// Whether what lasts lies where the host does not see it.
     apart: bool,
+    /// Slabs that a device which failed may still write to.
+    lost: Vec<Slab>,
 }
 
 /// A slab that buffers share.
@@ -77,7 +79,7 @@ pub(crate) struct Region {
 
 impl Memory {
     pub(crate) fn new(limit: Option<u64>, largest: u64, apart: bool) -> Self {
-        Self { slabs: BTreeMap::new(), next: 0, used: 0, limit, largest, apart }
+        Self { slabs: BTreeMap::new(), next: 0, used: 0, limit, largest, apart, lost: Vec::new() }
     }
 
     /// Bytes of all slabs.
@@ -141,10 +143,16 @@ impl Memory {
         Some(shared.slab)
     }
 
+    /// Keeps a slab of a device that failed until it is closed.
+    pub(crate) fn keep_lost(&mut self, slab: Slab) {
+        self.lost.push(slab);
+    }
+
     /// Takes out every slab, used or not.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Slab> {
         self.used = 0;
-        std::mem::take(&mut self.slabs).into_values().map(|shared| shared.slab)
+        let slabs = std::mem::take(&mut self.slabs).into_values().map(|shared| shared.slab);
+        slabs.chain(std::mem::take(&mut self.lost))
     }
 
     /// Takes out the slabs that no buffer uses.

@@ -49,7 +49,14 @@ impl Slab {
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
             | vk::BufferUsageFlags::TRANSFER_SRC
             | vk::BufferUsageFlags::TRANSFER_DST;
-        let info = vk::BufferCreateInfo::default().size(len).usage(usage);
+        let mut info = vk::BufferCreateInfo::default().size(len).usage(usage);
+        // Two families of queues use chunks of the host and what lies in a card's own memory. Their owners would have to
+        // be changed for each use (Vulkan specification, "Resource Sharing"), unless they are concurrent. Open drivers
+        // treat buffers of both kinds alike: the difference is in compressed images.
+        let both = device.two_families().filter(|_| place != Place::Device);
+        if let Some(families) = &both {
+            info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
+        }
         // SAFETY: the device is open; `info` is complete.
         let buffer =
             unsafe { device.raw.create_buffer(&info, None) }.map_err(GpuError::of("a buffer"))?;

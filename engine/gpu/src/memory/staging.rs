@@ -33,8 +33,32 @@ pub(crate) struct Chunk {
     slab: Slab,
     /// Bytes of it that are filled.
     used: usize,
-    /// The last batch of commands that reads it.
-    batch: u64,
+    reads: ChunkReads,
+}
+
+/// The last batches that read a chunk, of kernels and of transfers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ChunkReads {
+    pub(crate) kernels: u64,
+    pub(crate) transfers: u64,
+}
+
+impl ChunkReads {
+    fn and(self, later: Self) -> Self {
+        let Self { kernels, transfers } = self;
+        Self { kernels: kernels.max(later.kernels), transfers: transfers.max(later.transfers) }
+    }
+
+    /// Whether all of them are done, where these are.
+    fn are_done(self, done: Self) -> bool {
+        self.kernels <= done.kernels && self.transfers <= done.transfers
+    }
+}
+
+/// An empty chunk, or what is waited for first.
+pub(crate) enum NextChunk {
+    Empty(Chunk),
+    After(ChunkReads),
 }
 
 impl Staging {
@@ -43,22 +67,30 @@ impl Staging {
         self.open.take_if(|chunk| len <= chunk.room())
     }
 
-    /// The chunk that was being filled is full. Returns the batch to wait for before [`Staging::take_empty`].
-    pub(crate) fn close(&mut self) -> Option<u64> {
+    /// Takes a chunk with all of its room, once the one that was being filled is full: the oldest if there are enough,
+    /// else a new one. `done`: what is done so far.
+    pub(crate) fn take_empty(
+        &mut self,
+        device: &Device,
+        done: ChunkReads,
+    ) -> Result<NextChunk, GpuError> {
         self.full.extend(self.open.take());
-        self.full.front().filter(|_| self.full.len() >= CHUNKS).map(|oldest| oldest.batch)
-    }
-
-    /// Takes a chunk with all of its room: the oldest if there are enough, else a new one.
-    pub(crate) fn take_empty(&mut self, device: &Device) -> Result<Chunk, GpuError> {
-        let oldest = if self.full.len() < CHUNKS { None } else { self.full.pop_front() };
-        match oldest {
-            Some(chunk) => Ok(Chunk { used: 0, ..chunk }),
-            None => {
-                let slab = Slab::new(device, CHUNK as u64, Place::Host)?;
-                Ok(Chunk { slab, used: 0, batch: 0 })
-            }
+        if self.full.len() < CHUNKS {
+            let (slab, reads) =
+                (Slab::new(device, CHUNK as u64, Place::Host)?, ChunkReads::default());
+            return Ok(NextChunk::Empty(Chunk { slab, used: 0, reads }));
         }
+        Ok(match self.full.pop_front() {
+            Some(chunk) if chunk.reads.are_done(done) => {
+                NextChunk::Empty(Chunk { used: 0, ..chunk })
+            }
+            Some(chunk) => {
+                let reads = chunk.reads;
+                self.full.push_front(chunk);
+                NextChunk::After(reads)
+            }
+            None => unreachable!("there are as many as the ring has"),
+        })
     }
 
     /// Takes a chunk back.
@@ -94,11 +126,11 @@ impl Chunk {
         unsafe { std::slice::from_raw_parts_mut(host.add(self.used).as_ptr(), len) }
     }
 
-    /// Counts the next `len` bytes as filled; the batch numbered `batch` reads them. Returns the buffer and where in it they are.
-    pub(crate) fn filled(&mut self, len: usize, batch: u64) -> (vk::Buffer, u64) {
+    /// Counts the next `len` bytes as filled, which these batches read. Returns the buffer and where in it they are.
+    pub(crate) fn filled(&mut self, len: usize, by: ChunkReads) -> (vk::Buffer, u64) {
         let at = self.used;
         self.used = (at + len).next_multiple_of(LINE).min(CHUNK);
-        self.batch = batch;
+        self.reads = self.reads.and(by);
         (self.slab.buffer, at as u64)
     }
 }

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::filling::ToFill;
+use crate::commands::turns::PlaceUse;
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::memory::span::{Span, SpanMut};
@@ -16,6 +18,8 @@ pub struct GpuBuffer {
     gpu: Gpu,
     region: Region,
     len: usize,
+    /// Of memory that the transfer queue fills, again and again.
+    place: Option<PlaceUse>,
 }
 
 // SAFETY: the region's pointer is to memory that this buffer alone owns; access follows the borrows of the buffer.
@@ -38,18 +42,33 @@ impl Gpu {
         let all = lasts(purpose) || self.rehearsal().is_mine();
         let start = if all { region.offset } else { region.untouched };
         self.record_zeros(region.buffer, start..region.offset + region.len);
-        Ok(GpuBuffer { gpu: self.clone(), region, len })
+        Ok(GpuBuffer { gpu: self.clone(), region, len, place: None })
     }
 }
 
 impl Gpu {
+    /// A buffer for weights that come and go ([`GpuBuffer::write`]). Where the device has a transfer queue, that fills it
+    /// while kernels compute that do not use it. Ops that the engine runs ([`Accelerator::run`](brigade_ops::Accelerator::run))
+    /// and reads wait for that; other users of its span do not.
+    ///
+    /// # Errors
+    /// As [`Gpu::buffer`].
+    pub fn place(&self, len: usize) -> Result<GpuBuffer, GpuError> {
+        let mut buffer = self.buffer(len, Purpose::Weights)?;
+        if self.has_transfers() && buffer.region.host.is_none() {
+            // Its memory had other users, and becomes zero.
+            buffer.place = Some(PlaceUse::new(self.recorded()));
+        }
+        Ok(buffer)
+    }
+
     /// A buffer for as long as a model lives, with these bytes.
     ///
     /// # Errors
     /// As [`Gpu::buffer`].
     pub fn keep(&self, bytes: &[u8]) -> Result<GpuBuffer, GpuError> {
         let region = self.take_region(bytes.len() as u64, Purpose::Weights)?;
-        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len() };
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len(), place: None };
         buffer.write(0, bytes);
         Ok(buffer)
     }
@@ -72,10 +91,13 @@ impl Gpu {
     ) -> Result<GpuBuffer, GpuError> {
         assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
         let region = self.take_region(len as u64, Purpose::Weights)?;
-        let mut buffer = GpuBuffer { gpu: self.clone(), region, len };
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len, place: None };
         match region.host {
             Some(_) => fill(0..len, buffer.bytes_mut()),
-            None => self.stage(region.buffer, region.offset, len, piece, fill),
+            None => {
+                let to = ToFill { buffer: region.buffer, offset: region.offset, place: None };
+                self.stage(to, len, piece, fill);
+            }
         }
         Ok(buffer)
     }
@@ -94,7 +116,7 @@ impl Gpu {
             return self.keep(bytes);
         }
         let region = self.take_region(bytes.len() as u64, Purpose::Weights)?;
-        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len() };
+        let mut buffer = GpuBuffer { gpu: self.clone(), region, len: bytes.len(), place: None };
         self.copy(self.upload(bytes), buffer.span_mut());
         Ok(buffer)
     }
@@ -188,13 +210,35 @@ impl GpuBuffer {
             out.extend_from_slice(&self.bytes()[range]);
             return Ok(());
         }
+        self.come_behind_fills();
         for start in range.clone().step_by(READ_AT_ONCE) {
             let piece = start..range.end.min(start + READ_AT_ONCE);
             let mut copy = self.gpu.buffer(piece.len(), Purpose::Results)?;
             self.gpu.copy(self.span().part(piece), copy.span_mut());
             out.extend_from_slice(copy.bytes());
         }
+        self.note_use();
         Ok(())
+    }
+
+    /// Of a place: what is recorded from now on comes behind the transfers that fill it.
+    pub(crate) fn come_behind_fills(&self) {
+        let filled_by = self.place.as_ref().map_or(0, PlaceUse::filled_by);
+        if filled_by > 0 {
+            self.gpu.record(|recorder| recorder.use_what_came(self.gpu.device(), filled_by));
+        }
+    }
+
+    /// Whether the transfer queue fills it.
+    pub(crate) fn is_place(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Of a place: what was recorded up to now uses it, so that it is filled behind that.
+    pub(crate) fn note_use(&self) {
+        if let Some(place) = &self.place {
+            place.use_by(self.gpu.recorded());
+        }
     }
 
     /// Writes bytes from `at` on, after all commands that were recorded and before those to come.
@@ -208,7 +252,8 @@ impl GpuBuffer {
         } else {
             let offset = self.region.offset + at as u64;
             let mut copy = |range, out: &mut [u8]| out.copy_from_slice(&bytes[range]);
-            self.gpu.stage(self.region.buffer, offset, bytes.len(), 1, &mut copy);
+            let to = ToFill { buffer: self.region.buffer, offset, place: self.place.as_ref() };
+            self.gpu.stage(to, bytes.len(), 1, &mut copy);
         }
     }
 
@@ -231,6 +276,8 @@ impl std::fmt::Debug for GpuBuffer {
 
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
+        // The next owner's commands come behind the transfers to this one.
+        self.come_behind_fills();
         self.gpu.give_region(&self.region);
     }
 }

@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use ash::vk;
 
+use crate::commands::PartOfPlace;
+use crate::commands::transfers::At;
+use crate::commands::turns::PlaceUse;
 use crate::device::Gpu;
-use crate::memory::staging::{CHUNK, Chunk};
+use crate::memory::staging::{CHUNK, Chunk, NextChunk};
 
 /// Bytes that are filled at once at least, or all that are to come: less is not worth a run of the threads that fill them.
 const LEAST: usize = 1 << 20;
@@ -16,16 +19,30 @@ struct Taken<'a> {
     chunk: Option<Chunk>,
 }
 
+/// Memory to fill: a part of a slab.
+#[derive(Clone, Copy)]
+pub(crate) struct ToFill<'a> {
+    pub(crate) buffer: vk::Buffer,
+    pub(crate) offset: u64,
+    /// The place that it is, where the transfer queue fills it. Otherwise the queue of kernels does.
+    pub(crate) place: Option<&'a PlaceUse>,
+}
+
+impl ToFill<'_> {
+    fn from(self, at: usize) -> Self {
+        Self { offset: self.offset + at as u64, ..self }
+    }
+}
+
 impl Gpu {
-    /// Records that `len` bytes of the host come to bytes of a slab from `offset` on. `fill` is told which of them to write, whole
+    /// Records that `len` bytes of the host come to memory. `fill` is told which of them to write, whole
     /// pieces of `piece` bytes, and where; it writes all, and reads nothing of what was there. Others may record meanwhile.
     ///
     /// # Panics
     /// If these are not whole pieces.
     pub(crate) fn stage(
         &self,
-        to: vk::Buffer,
-        offset: u64,
+        to: ToFill<'_>,
         len: usize,
         piece: usize,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
@@ -33,9 +50,8 @@ impl Gpu {
         assert!(len == 0 || piece > 0 && len.is_multiple_of(piece), "{len} bytes by {piece}");
         let mut at = 0;
         while at < len {
-            let to = (to, offset + at as u64);
             let n = if piece > CHUNK {
-                Some(self.stage_large(to, at..at + piece, fill))
+                Some(self.stage_large(to.from(at), at..at + piece, fill))
             } else {
                 self.stage_some(to, at..len, piece, fill)
             };
@@ -48,7 +64,7 @@ impl Gpu {
     /// Stages as many of the bytes `range` as a chunk has room for; how many they are.
     fn stage_some(
         &self,
-        to: (vk::Buffer, u64),
+        to: ToFill<'_>,
         range: Range<usize>,
         piece: usize,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
@@ -57,9 +73,16 @@ impl Gpu {
         let chunk = taken.chunk.as_mut()?;
         let n = (chunk.room() / piece * piece).min(range.len());
         fill(range.start..range.start + n, chunk.next(n));
-        self.record(|recorder| {
-            recorder.copy_chunk(chunk, n, to);
-            Ok(())
+        let at = At { buffer: to.buffer, offset: to.offset + range.start as u64 };
+        self.record(|recorder| match to.place {
+            Some(place) => {
+                let to = PartOfPlace { place, at, is_first: range.start == 0 };
+                recorder.transfer(self.device(), chunk, n, to)
+            }
+            None => {
+                recorder.copy_chunk(chunk, n, (at.buffer, at.offset));
+                Ok(())
+            }
         })?;
         Some(n)
     }
@@ -67,21 +90,26 @@ impl Gpu {
     /// Stages one piece that no chunk has room for, by way of the host's own memory; how many bytes it has.
     fn stage_large(
         &self,
-        to: (vk::Buffer, u64),
+        to: ToFill<'_>,
         range: Range<usize>,
         fill: &mut dyn FnMut(Range<usize>, &mut [u8]),
     ) -> usize {
         let mut piece = vec![0; range.len()];
         fill(range, &mut piece);
         let mut copy = |part, out: &mut [u8]| out.copy_from_slice(&piece[part]);
-        self.stage(to.0, to.1, piece.len(), 1, &mut copy);
+        self.stage(to, piece.len(), 1, &mut copy);
         piece.len()
     }
 
     /// Takes a chunk with room for `len` bytes out of the ring.
     fn take_chunk(&self, len: usize) -> Option<Taken<'_>> {
-        let chunk = self.record(|recorder| recorder.take_chunk(self.device(), len))?;
-        Some(Taken { gpu: self, chunk: Some(chunk) })
+        loop {
+            match self.record(|recorder| recorder.take_chunk(self.device(), len))? {
+                NextChunk::Empty(chunk) => return Some(Taken { gpu: self, chunk: Some(chunk) }),
+                // Others record meanwhile.
+                NextChunk::After(reads) => self.wait_for_reads(reads),
+            }
+        }
     }
 }
 

@@ -21,6 +21,7 @@ impl Gpu {
     /// Has the device begin with all that was recorded.
     pub fn begin(&self) {
         self.hand_over(false);
+        self.hand_over_transfers();
     }
 
     /// One copy of several spans, one behind the other, for the host: on its way at once.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::buffer::GpuBuffer;
 use crate::commands::timeline::Watch;
+use crate::commands::turns::Queue;
 use crate::device::Gpu;
 use crate::error::GpuError;
 use crate::memory::Purpose;
@@ -13,8 +14,11 @@ use crate::memory::span::Span;
 pub struct Milestone {
     gpu: Gpu,
     batch: u64,
-    /// Last progress seen of the device, when a thread looks from time to time.
-    watch: Option<Watch>,
+    /// The last batch of transfers before it.
+    transfers: u64,
+    /// Last progress seen of each queue, when a thread looks from time to time.
+    kernels_watch: Option<Watch>,
+    transfers_watch: Option<Watch>,
 }
 
 /// Bytes on their way to the host. They are there when what was recorded up to now is done; the device may be at work then.
@@ -28,7 +32,9 @@ impl Gpu {
     /// Hands over all that was recorded. The tables that this thread brought with [`Gpu::upload`] belong to it: they are gone once
     /// this point was waited for.
     pub fn milestone(&self) -> Milestone {
-        Milestone { gpu: self.clone(), batch: self.hand_over(true), watch: None }
+        let (batch, transfers) = (self.hand_over(true), self.hand_over_transfers());
+        let (kernels_watch, transfers_watch) = (None, None);
+        Milestone { gpu: self.clone(), batch, transfers, kernels_watch, transfers_watch }
     }
 
     /// A copy of bytes for the host, on its way at once.
@@ -45,7 +51,9 @@ impl Gpu {
 impl Milestone {
     /// Waits for so long at most; whether it is reached. A device that failed reaches every point: [`Milestone::wait`] tells.
     pub fn is_reached_within(&mut self, within: Duration) -> bool {
-        self.gpu.is_done_within(self.batch, within, &mut self.watch)
+        let Self { gpu, batch, transfers, kernels_watch, transfers_watch } = self;
+        gpu.is_done_within(Queue::Kernels, *batch, within, kernels_watch)
+            && gpu.is_done_within(Queue::Transfers, *transfers, within, transfers_watch)
     }
 
     /// Waits until it is reached.
@@ -54,6 +62,7 @@ impl Milestone {
     /// The first error that there was, in this or anything before.
     pub fn wait(self) -> Result<(), GpuError> {
         self.gpu.wait_for(self.batch);
+        self.gpu.wait_for_batch(Queue::Transfers, self.transfers);
         self.gpu.free_tables();
         self.gpu.check()
     }

@@ -7,6 +7,7 @@ use brigade_ops::DeviceClass;
 
 use super::drivers::{Verdict, verdict};
 use super::instance::Instance;
+use super::queues::{TransferQueue, compute_family, families, transfer_queue};
 use crate::error::GpuError;
 
 /// Names, memory and features of a device.
@@ -38,6 +39,8 @@ pub struct GpuFacts {
     pub float64: bool,
     /// The shapes that matrix units multiply (`VK_KHR_cooperative_matrix`), over subgroups; none without units.
     pub matrices: Vec<MatrixShape>,
+    /// The queue by which experts of the host's memory come to it, where it has a memory of its own.
+    pub transfer_queue: TransferQueue,
     /// Reason why its matrix units are left alone, where that is a fault of the driver.
     pub no_units: Option<&'static str>,
     /// Reason why it is not used at all: a known fault of its driver.
@@ -189,6 +192,7 @@ impl GpuFacts {
                 None => matrices(instance, device),
                 Some(_) => Vec::new(),
             },
+            transfer_queue: transfer_queue_of(instance, device, kind(base.device_type)),
             no_units,
             refused,
             float64: features.shader_float64 == vk::TRUE,
@@ -212,6 +216,18 @@ impl GpuFacts {
             },
         })
     }
+}
+
+/// The queue for transfers to a device of this class. What shares the host's memory needs none.
+fn transfer_queue_of(
+    instance: &Instance,
+    device: vk::PhysicalDevice,
+    class: DeviceClass,
+) -> TransferQueue {
+    let families = families(instance, device);
+    let found = compute_family(&families).filter(|_| !class.shares_host_memory());
+    let found = found.and_then(|compute| transfer_queue(&families, compute));
+    found.map_or(TransferQueue::Kernels, |(sort, _)| sort)
 }
 
 /// Sizes of a device's memories.

@@ -1,9 +1,10 @@
-//! A device opened for work: its features switched on, and its queue.
+//! A device opened for work: its features switched on, and its queues.
 
 use ash::{khr, vk};
 
 use super::facts::GpuFacts;
 use super::instance::Instance;
+use super::queues::{TransferQueue, compute_family, families, transfer_queue};
 use crate::error::GpuError;
 
 /// An open device. Everything that is created on it is destroyed before it.
@@ -11,12 +12,21 @@ pub(crate) struct Device {
     pub(crate) raw: ash::Device,
     pub(crate) queue: vk::Queue,
     pub(crate) family: u32,
+    /// The queue for transfers beside kernels, where it is used.
+    pub(crate) transfers: Option<OpenQueue>,
     pub(crate) physical: vk::PhysicalDevice,
     pub(crate) instance: Instance,
 }
 
+/// A queue of an open device.
+pub(crate) struct OpenQueue {
+    pub(crate) queue: vk::Queue,
+    pub(crate) family: u32,
+}
+
 impl Device {
-    /// Opens a device of `instance`, with f16 in kernels for `fast_math`.
+    /// Opens a device of `instance`, with f16 in kernels for `fast_math`, and with the transfer queue that its facts
+    /// name.
     pub(crate) fn open(
         instance: Instance,
         physical: vk::PhysicalDevice,
@@ -24,7 +34,8 @@ impl Device {
         fast_math: bool,
     ) -> Result<Self, GpuError> {
         let mut missing = missing(&instance, physical);
-        let family = compute_family(&instance, physical);
+        let families = families(&instance, physical);
+        let family = compute_family(&families);
         if family.is_none() {
             missing.push("a compute queue");
         }
@@ -33,9 +44,21 @@ impl Device {
         };
         let units = !facts.matrices.is_empty();
         let mut wanted = Wanted::new(units, facts.float64, fast_math);
-        let queues = [vk::DeviceQueueCreateInfo::default()
-            .queue_family_index(family)
-            .queue_priorities(&[1.0])];
+        let beside = match facts.transfer_queue {
+            TransferQueue::CopyEngine | TransferQueue::Second => transfer_queue(&families, family),
+            TransferQueue::Kernels | TransferQueue::Shared => None,
+        };
+        let beside = beside.map(|(_, at)| at);
+        let priorities = [1.0; 2];
+        let info = |family: u32, n: usize| {
+            let info = vk::DeviceQueueCreateInfo::default().queue_family_index(family);
+            info.queue_priorities(&priorities[..n])
+        };
+        let queues = match beside {
+            Some(at) if at.family != family => vec![info(family, 1), info(at.family, 1)],
+            Some(_) => vec![info(family, 2)],
+            None => vec![info(family, 1)],
+        };
         let mut extensions = Vec::new();
         if units {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
@@ -58,9 +81,23 @@ impl Device {
         // during the call.
         let raw = unsafe { instance.raw.create_device(physical, &info, None) }
             .map_err(GpuError::of("the device"))?;
-        // SAFETY: the device was created with one queue of this family.
-        let queue = unsafe { raw.get_device_queue(family, 0) };
-        Ok(Self { raw, queue, family, physical, instance })
+        // SAFETY: the device was created with these queues.
+        let queue_at = |family, index| unsafe { raw.get_device_queue(family, index) };
+        let queue = queue_at(family, 0);
+        let transfers = match (beside, facts.transfer_queue) {
+            (Some(at), _) => {
+                Some(OpenQueue { queue: queue_at(at.family, at.index), family: at.family })
+            }
+            (None, TransferQueue::Shared) => Some(OpenQueue { queue, family }),
+            (None, _) => None,
+        };
+        Ok(Self { raw, queue, family, transfers, physical, instance })
+    }
+
+    /// The two families whose queues use the same memory; `None` where one family does.
+    pub(crate) fn two_families(&self) -> Option<[u32; 2]> {
+        let other = self.transfers.as_ref()?.family;
+        (other != self.family).then_some([self.family, other])
     }
 }
 
@@ -151,12 +188,4 @@ fn missing(instance: &Instance, physical: vk::PhysicalDevice) -> Vec<&'static st
         (v13.compute_full_subgroups, "computeFullSubgroups"),
     ];
     features.into_iter().filter(|(has, _)| *has == vk::FALSE).map(|(_, name)| name).collect()
-}
-
-/// The first family of queues that computes.
-fn compute_family(instance: &Instance, physical: vk::PhysicalDevice) -> Option<u32> {
-    // SAFETY: the device is one of this instance.
-    let families = unsafe { instance.raw.get_physical_device_queue_family_properties(physical) };
-    let computes = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
-    families.iter().position(computes).and_then(|at| u32::try_from(at).ok())
 }

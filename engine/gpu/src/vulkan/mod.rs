@@ -5,3 +5,4 @@ pub(super) mod drivers;
 pub(super) mod facts;
 pub(super) mod instance;
 pub(super) mod logical;
+pub(super) mod queues;

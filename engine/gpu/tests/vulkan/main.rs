@@ -18,3 +18,4 @@ mod rows;
 mod runtime;
 mod scans;
 mod token_streams;
+mod transfers;

@@ -208,6 +208,8 @@ impl Experts {
             let place = Place { device, scratch, adapters, guests: Some(guests) };
             let rows = self.of_pairs(&place, x, &share.routing);
             device.place_rows(&rows, &share.pairs, &mut pairs);
+            // The device computes them while the next ones are sent.
+            device.begin();
         };
         if let Some((share, guests)) = with_copy {
             compute(&share, guests);
@@ -215,7 +217,6 @@ impl Experts {
         let there = Place { device: away.device, scratch: away.scratch, adapters, guests: None };
         let stay = || device.on_host(|| self.of_pairs(&there, &away.x, &staying.routing));
         let stayed = if visiting.is_empty() {
-            device.begin();
             stay()
         } else {
             let stayed = std::thread::scope(|scope| {

@@ -95,8 +95,8 @@ impl Copies {
         let bytes = lens.iter().sum::<usize>() as u64;
         let Some(mut places) = self.places(there, new, &lens) else { return 0 };
         for (place, matrix) in places.iter_mut().zip(&host) {
-            // What was there is no copy any more, and commands that read it come before this. While another stage of this
-            // process still uses it, it is left to that one.
+            // What was there is no copy any more, and the new one comes behind commands that read it. While another stage of
+            // this process still uses it, it is left to that one.
             let Some(place) = Arc::get_mut(place) else {
                 self.taken -= bytes;
                 return 0;
@@ -182,6 +182,8 @@ impl Device {
             )
         };
         let Some(new) = new else { return };
+        // The device goes on while the host fills what is sent.
+        there.begin();
         let bytes = copies.give(there, new, matrices);
         beside.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

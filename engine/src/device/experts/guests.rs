@@ -1,7 +1,7 @@
 //! Experts of the host's memory that visit the device for a ubatch: their weights are copied to places that are there for this, and
 //! computed with there, some experts at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,12 +11,16 @@ use super::on_host::Beside;
 use super::places::Places;
 use super::use_counts::ExpertLayer;
 use super::visits::Visits;
+use crate::device::kinds::sends_beside;
 use crate::device::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
 use crate::ops::{Buffer, Copy, PairLists, Purpose, Routing, Share};
 
-/// Experts that visit at a time.
+/// Experts that there are places for.
 pub const GUESTS_AT_ONCE: usize = 8;
+
+/// Experts that are computed together: half of them, so that a device with a transfer queue gets the next ones meanwhile.
+const GUESTS_TOGETHER: usize = GUESTS_AT_ONCE / 2;
 
 /// Matrices of experts of which some are copied to the device, in the order in which they were asked for.
 pub struct Guests<'a> {
@@ -61,7 +65,9 @@ impl Drop for Guests<'_> {
         self.all.clear();
         let taken = std::mem::take(&mut self.taken);
         self.places.with(|places| {
-            taken.into_iter().for_each(|place| places.entry(place.len()).or_default().push(place));
+            taken
+                .into_iter()
+                .for_each(|place| places.entry(place.len()).or_default().push_back(place));
         });
     }
 }
@@ -90,6 +96,11 @@ impl Device {
         let mut place = there.alloc(bytes.len(), Purpose::Weights)?;
         (0..n).for_each(|_| place.write(0, bytes));
         Ok(there.finish()?)
+    }
+
+    /// Whether experts that come to this device come while it computes, by a queue of their own.
+    pub fn sends_beside(&self) -> bool {
+        self.there.as_ref().is_some_and(|there| sends_beside(&**there))
     }
 
     /// Sets when experts of the host's memory are sent to the device.
@@ -123,7 +134,7 @@ impl Device {
             for (len, n) in needed {
                 let places = places.entry(len).or_default();
                 while places.len() < n {
-                    places.push(there.alloc(len, Purpose::Weights)?.into());
+                    places.push_back(there.alloc(len, Purpose::Weights)?.into());
                 }
             }
             Ok(())
@@ -177,13 +188,13 @@ impl Device {
         beside.count_pairs(pairs(&with), pairs(&chosen));
         Some(ExpertShares {
             with_copy,
-            visiting: chosen.chunks(GUESTS_AT_ONCE).map(share).collect(),
+            visiting: chosen.chunks(GUESTS_TOGETHER).map(share).collect(),
             staying: share(&staying),
         })
     }
 
-    /// Copies matrices of these experts to where the device computes with them, after all that it was told before. `None` where there
-    /// is no place for one.
+    /// Copies matrices of these experts to where the device computes with them, after all that it was told before with
+    /// these places. `None` where there is no place for one.
     pub fn guests(&self, experts: &[usize], matrices: &[&ExpertMatrices]) -> Option<Guests<'_>> {
         let beside = self.beside.as_ref()?;
         let places = &beside.places;
@@ -193,7 +204,8 @@ impl Device {
             for expert in experts {
                 let host = matrices.matrix(*expert);
                 let len = host.nbytes();
-                let mut place = places.with(|places| places.get_mut(&len)?.pop())?;
+                // Not one of those that are computed with now.
+                let mut place = places.with(|places| places.get_mut(&len)?.pop_front())?;
                 // Its last user is gone: the matrices were dropped before the place was given back.
                 Arc::get_mut(&mut place)?.write(0, host.bytes());
                 all.push(Arc::new(host.copied_to(place.clone())));
@@ -222,7 +234,7 @@ impl Device {
         for matrices in matrices {
             let host = matrices.matrix(expert);
             let len = host.nbytes();
-            let place = match places.with(|places| places.get_mut(&len)?.pop()) {
+            let place = match places.with(|places| places.get_mut(&len)?.pop_front()) {
                 Some(place) => {
                     guests.taken.push(place.clone());
                     place
@@ -267,7 +279,7 @@ impl Beside {
         let mut needed = HashMap::<usize, usize>::new();
         lens.for_each(|len| *needed.entry(len).or_default() += GUESTS_AT_ONCE);
         let has = |(len, n): (&usize, &usize)| {
-            self.places.with(|places| places.get(len).map_or(0, Vec::len)) >= *n
+            self.places.with(|places| places.get(len).map_or(0, VecDeque::len)) >= *n
         };
         self.visits != Visits::Never && needed.iter().all(has)
     }

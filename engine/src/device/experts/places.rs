@@ -1,12 +1,12 @@
 //! Places with a device for matrices that come from the host's memory and go again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::ops::Buffer;
 
-/// Free places, by their length in bytes.
-type Free = HashMap<usize, Vec<Arc<dyn Buffer>>>;
+/// Free places, by their length in bytes, the one that was free for the longest time first.
+type Free = HashMap<usize, VecDeque<Arc<dyn Buffer>>>;
 
 /// Places for matrices in a device's memory.
 #[derive(Default)]

@@ -21,6 +21,8 @@ pub enum Visits {
 pub struct VisitSpeeds {
     /// Bytes of weights that come from the host's memory to the GPU.
     pub sent_bytes: f64,
+    /// Whether the GPU computes meanwhile ([`Device::sends_beside`](crate::device::Device::sends_beside)).
+    pub sent_beside: bool,
     /// Operations of the GPU's products; a multiply-add is two.
     pub gpu_operations: f64,
     /// Bytes that the host reads from its memory.
@@ -56,7 +58,9 @@ impl VisitSpeeds {
     /// Seconds that an expert with so many rows takes here and there: sent to the GPU, and with the host.
     fn seconds(&self, rows: usize, bytes: f64, operations: f64) -> [f64; 2] {
         let operations = rows as f64 * operations;
-        let sent = bytes / self.sent_bytes + operations / self.gpu_operations;
+        let (way, products) = (bytes / self.sent_bytes, operations / self.gpu_operations);
+        // The next expert is on its way while this one is computed.
+        let sent = if self.sent_beside { way.max(products) } else { way + products };
         let here = (bytes / self.host_bytes).max(operations / self.host_operations);
         [sent, here]
     }
@@ -101,9 +105,27 @@ mod tests {
     const BYTES: usize = 2_650_000;
     const OPERATIONS: usize = 2 * 3 * 2048 * 768;
 
-    fn speeds(machine: [f64; 4]) -> VisitSpeeds {
+    fn speeds(machine: [f64; 4], sent_beside: bool) -> VisitSpeeds {
         let [sent_bytes, gpu_operations, host_bytes, host_operations] = machine.map(|x| x * 1e9);
-        VisitSpeeds { sent_bytes, gpu_operations, host_bytes, host_operations }
+        VisitSpeeds { sent_bytes, sent_beside, gpu_operations, host_bytes, host_operations }
+    }
+
+    /// Experts that are sent while others are computed take at most half as long as one after the other at best, and more
+    /// of them are sent.
+    #[test]
+    fn what_comes_beside_kernels_is_sent_more_and_takes_less() {
+        let operations = OPERATIONS as f64;
+        for machine in MACHINES {
+            let [after, beside] = [false, true].map(|is_beside| speeds(machine, is_beside));
+            for rows in [1, 16, 128, 1024] {
+                let of = |speeds: VisitSpeeds| {
+                    let n = Visits::Measured(speeds).chosen(&spans(&[rows; 64]), BYTES, OPERATIONS);
+                    (speeds.seconds_of_layer(64, rows, BYTES as u64, operations), n.len())
+                };
+                let ((slow, few), (fast, more)) = (of(after), of(beside));
+                assert!(fast <= slow && 2.0 * fast >= slow && more >= few, "{machine:?}, {rows}");
+            }
+        }
     }
 
     fn spans(counts: &[usize]) -> Vec<(usize, Range<usize>)> {
@@ -118,7 +140,7 @@ mod tests {
     #[test]
     fn decode_stays_with_the_host_and_long_prompts_are_sent() {
         for machine in MACHINES {
-            let visits = Visits::Measured(speeds(machine));
+            let visits = Visits::Measured(speeds(machine, false));
             let sent = |n| visits.chosen(&spans(&[n; 8]), BYTES, OPERATIONS).len();
             assert_eq!(sent(1), 0, "{machine:?}");
             assert!(sent(2048) >= 4, "{machine:?}: {}", sent(2048));
@@ -139,8 +161,10 @@ mod tests {
         let (mut n_near, mut n_cases) = (0, 0);
         for _ in 0..200 {
             let counts: Vec<usize> = (0..10).map(|_| 1 + next(3) * next(700)).collect();
-            for machine in MACHINES {
-                let speeds = speeds(machine);
+            for (machine, is_beside) in
+                MACHINES.into_iter().flat_map(|it| [(it, false), (it, true)])
+            {
+                let speeds = speeds(machine, is_beside);
                 let of = |rows: usize| speeds.seconds(rows, BYTES as f64, OPERATIONS as f64);
                 let time = |is_sent: &dyn Fn(usize) -> bool| {
                     let mut sides = [0.0; 2];

@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use brigade_engine::batch::{SeqPart, SlotId, Want};
-use brigade_engine::device::{Devices, ExpertCounts, Visits, gpus};
+use brigade_engine::device::{Device, DeviceOptions, Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
 use brigade_engine::weights::TensorSource;
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
+use brigade_gpu::{Gpu, TransferQueue};
 use brigade_model_tests::each::each;
 use brigade_model_tests::golden::Golden;
 use brigade_model_tests::line::{Line, LineConfig, ONE_SEQUENCE};
@@ -42,8 +43,25 @@ const PROMPT: usize = 15;
 /// Rows of a text that is long enough for experts to be used again.
 const LONG: usize = 30;
 const N_UBATCH: usize = 7;
+/// Room for copies of some of a small model's experts.
+const ROOM_FOR_COPIES: u64 = 100_000;
 /// Steps of decode before which all memory has been taken once.
 const WARM: u32 = 10;
+
+/// The first GPU as a card with a transfer queue, which is the queue of kernels under another name where it has no other.
+static TRANSFERRING: LazyLock<Arc<Gpu>> = LazyLock::new(|| {
+    let options = DeviceOptions { apart: true, ..DeviceOptions::default() };
+    let own = Gpu::devices().unwrap()[0].transfer_queue;
+    let queue = if own == TransferQueue::Kernels { TransferQueue::Shared } else { own };
+    Arc::new(Gpu::open_with(0, &options, Some(queue)).unwrap())
+});
+
+/// That GPU as a stage's device.
+fn transferring(_stage: usize) -> Device {
+    let device = Device::beside_host(TRANSFERRING.clone(), "vulkan:0", 1, None).unwrap();
+    assert!(device.sends_beside());
+    device
+}
 
 /// Logits as bits with experts of layers before `host_experts` beside the GPU.
 fn logits(path: &Path, tokens: &[u32], config: &LineConfig) -> Vec<u32> {
@@ -120,6 +138,47 @@ fn experts_that_are_sent_change_no_byte() {
     assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
 }
 
+/// The bits are the same where experts come by a queue of their own, some for a ubatch and some as copies that stay and
+/// go, while the queue of kernels computes.
+fn experts_by_a_queue_of_their_own_change_no_byte() {
+    if let Err(reason) = gpus() {
+        return println!("skipped: {reason}");
+    }
+    let golden = Golden::repository();
+    let (differ, n_with_experts) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+    each(&MODELS, |name| {
+        let path = golden.named(name);
+        let tokens = &golden.manifest.tokens[..PROMPT];
+        let config = LineConfig { kernels: Some("unfused"), ..LineConfig::default() };
+        let want = logits(&path, tokens, &config);
+        for (least, copies) in [(1, 0), (2, ROOM_FOR_COPIES)] {
+            let config = LineConfig {
+                kernels: Some("vulkan:0"),
+                host_experts: u32::MAX,
+                visits: Visits::From(least),
+                copies,
+                ..LineConfig::default()
+            };
+            let mut line = Line::open_on(&path, &config, &transferring);
+            let rows = line.logits(tokens, N_UBATCH);
+            let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
+            let bytes = line.stages()[0].expert_counts().sent_bytes;
+            println!("{name}, from {least} rows, {copies} bytes of copies: {bytes} bytes sent");
+            let has_experts = line.stages()[0].facts().host_expert_bytes > 0;
+            assert_eq!(bytes > 0, has_experts, "{name}, from {least} rows");
+            n_with_experts.fetch_add(u64::from(has_experts), Ordering::Relaxed);
+            if got != want {
+                differ.lock().unwrap().push(format!("{name} from {least} rows, {copies} bytes"));
+            }
+        }
+    });
+    let n_with_experts = n_with_experts.into_inner() / 2;
+    println!("{n_with_experts} models with experts of the host");
+    assert!(n_with_experts >= 10, "{n_with_experts} models");
+    let differ = differ.into_inner().unwrap();
+    assert!(differ.is_empty(), "other bits: {}", differ.join(", "));
+}
+
 /// A random choice of all that says where experts are computed, and when.
 fn random_config(
     random: &mut impl FnMut(usize) -> usize,
@@ -173,7 +232,12 @@ fn random_places_give_one_answer(n_cases: usize) {
         for case in 0..n_cases.div_ceil(SENT.len()) {
             let config = random_config(&mut random, spec.n_layer(), bytes);
             let n_ubatch = [1, 1, 3, 7, 15][random(5)];
-            let mut line = Line::open(&path, &config);
+            let has_transfers = random(2) == 1;
+            let mut line = if has_transfers {
+                Line::open_on(&path, &config, &transferring)
+            } else {
+                Line::open(&path, &config)
+            };
             let rows = line.logits(tokens, n_ubatch);
             let got: Vec<u32> = rows.into_iter().flatten().map(f32::to_bits).collect();
             for stage in line.stages() {
@@ -185,7 +249,7 @@ fn random_places_give_one_answer(n_cases: usize) {
             if got != want {
                 let LineConfig { cuts, host_experts, visits, copies, .. } = &config;
                 let what = format!(
-                    "{name} case {case}: cuts {cuts:?}, {host_experts} layers, {visits:?}, {copies} bytes of copies, ubatches of {n_ubatch}"
+                    "{name} case {case}, transfer queue {has_transfers}: cuts {cuts:?}, {host_experts} layers, {visits:?}, {copies} bytes of copies, ubatches of {n_ubatch}"
                 );
                 n_differ.lock().unwrap().push(what);
             }
@@ -314,6 +378,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     computes:
         where_experts_lie_changes_no_byte,
         experts_that_are_sent_change_no_byte,
+        experts_by_a_queue_of_their_own_change_no_byte,
         a_few_random_places_give_one_answer,
         two_thousand_random_places_give_one_answer ignored("takes an hour: at night"),
         layers_whose_experts_move_are_loaded_anew;

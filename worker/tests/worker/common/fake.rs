@@ -13,7 +13,7 @@ use brigade_engine::weights::TensorSource;
 use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
-use brigade_worker::backend::measure::Speeds;
+use brigade_worker::backend::measure::{Sending, Speeds};
 use brigade_worker::backend::{
     Abilities, BuildOrder, BuiltFacts, Finished, HostAbility, KeptWeights, StageBackend,
     StageError, StageNeeds, StageOutput, StageRunner, StageShape,
@@ -96,7 +96,7 @@ impl FakeBackend {
         let mut backend = Self { in_host: Some(layer_bytes), ..Self::of_width(WIDTH) };
         let speeds = Speeds { gb_per_second: 1.0, gop_per_second: 1.0 };
         backend.abilities.host =
-            Some(HostAbility { speeds, sent_gb_per_second: 0.0, experts_before: None });
+            Some(HostAbility { speeds, sent: Sending::default(), experts_before: None });
         Arc::new(backend)
     }
 
