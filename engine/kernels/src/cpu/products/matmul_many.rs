@@ -9,6 +9,8 @@
 //! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul_few`]). Neither
 //! slices nor tiles show in it.
 
+use std::ops::Range;
+
 use super::matmul_few::Tile;
 use crate::cpu::proof;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
@@ -175,12 +177,15 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
             }
             // Row by row, so that what is written lies side by side.
             for (t, row) in chunk.rows.clone().enumerate() {
-                for (p, sums) in panels.clone().zip(sums.chunks_exact(n_rows)) {
-                    let mut values = [0.0; LANES];
-                    s.store(s.mul(sums[t], scale), &mut values);
-                    // SAFETY: chunks of a job differ in panels or rows, and this is the only thread
-                    // of this one.
-                    unsafe { chunk.out.put(row, p, &values) };
+                // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
+                let out = unsafe { chunk.out.part(row, panels.clone()) };
+                for (out, sums) in out.chunks_mut(LANES).zip(sums.chunks_exact(n_rows)) {
+                    let values = s.mul(sums[t], scale);
+                    if let Some(out) = out.first_chunk_mut() {
+                        s.store(values, out);
+                    } else {
+                        s.store_part(values, out);
+                    }
                 }
             }
         }
@@ -202,6 +207,15 @@ fn packed_slices<'a, S: Simd>(
         *slice = &w.panel(p)[at(first)..at(first + columns)];
     }
     slices
+}
+
+/// Asks for the part of the next weights that falls to these rows of `n_rows`. Asked for at once, they would be waited for.
+fn ask_for_rows<S: Simd>(s: S, next: &NextWeights<'_>, rows: Range<usize>, n_rows: usize) {
+    for next in next {
+        let n_lines = next.len().div_ceil(LINE);
+        let (first, end) = (n_lines * rows.start / n_rows, n_lines * rows.end / n_rows);
+        s.prefetch(next, first * LINE, (end - first) * LINE);
+    }
 }
 
 /// Adds the products of the first `n_rows` of `rows` with slices to `sums`.
@@ -256,23 +270,14 @@ impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
             } else {
                 self.tile::<1>(first)
             };
-            self.ask(first, self.n_rows.min(first + taken));
+            let asked = first..self.n_rows.min(first + taken);
+            ask_for_rows(self.s, &self.next, asked, self.n_rows);
             first += taken;
         }
     }
 }
 
 impl<L: Simd, A: Sums, const P: usize> Tiles<'_, L, A, P> {
-    /// Asks for the part of the next weights that falls to rows `first..end`. Asked for at once, they would be waited for.
-    #[inline(always)]
-    fn ask(&self, first: usize, end: usize) {
-        for next in &self.next[..P] {
-            let n_lines = next.len().div_ceil(LINE);
-            let [from, to] = [first, end].map(|row| n_lines * row / self.n_rows * LINE);
-            self.s.prefetch(next, from, to - from);
-        }
-    }
-
     /// Adds the products of the `T` rows from `first` on. Returns `T`.
     #[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
     #[inline(always)]

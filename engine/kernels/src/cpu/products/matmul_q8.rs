@@ -213,7 +213,8 @@ impl<A: Arithmetic> Sums for QuantSums<A> {
     }
 }
 
-/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough.
+/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough,
+/// floats of [`FLOAT_ROWS`] rows at a time.
 #[inline(always)]
 fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
     s: S,
@@ -232,14 +233,45 @@ fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
             high[b].write(products.0[1]);
         }
     }
-    for b in 0..n_blocks {
-        let x = blocks_at(rows, b);
-        let high = if A::HALVES { high[b] } else { low[b] };
-        // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
-        let products = unsafe { [low[b].assume_init(), high.assume_init()] };
-        sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
+    // SAFETY: the loop above wrote each of these blocks.
+    let low = unsafe { low[..n_blocks].assume_init_ref() };
+    // SAFETY: as above, where there are halves.
+    let high = if A::HALVES { unsafe { high[..n_blocks].assume_init_ref() } } else { low };
+    if const { T == 2 * FLOAT_ROWS } {
+        floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, 0, &mut sums);
+        floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, FLOAT_ROWS, &mut sums);
+    } else {
+        floats::<S, A, T, T>(s, slice, low, high, rows, 0, &mut sums);
     }
     sums
+}
+
+/// Rows of the highest tile whose floats are taken together: registers do not hold the sums of all six and what is added to them.
+const FLOAT_ROWS: usize = 3;
+
+const HIGH_ENOUGH: &str = "a tile has these rows";
+
+/// Adds to the sums of `H` rows, from number `first` on, their products with the first blocks of a slice.
+#[inline(always)]
+fn floats<S: Simd, A: Arithmetic, const T: usize, const H: usize>(
+    s: S,
+    slice: &QuantSlice<S>,
+    low: &[[S::I; T]],
+    high: &[[S::I; T]],
+    rows: &[BlockSlice; T],
+    first: usize,
+    sums: &mut [S::F; T],
+) {
+    let rows: &[BlockSlice; H] = rows[first..].first_chunk().expect(HIGH_ENOUGH);
+    let sums: &mut [S::F; H] = sums[first..].first_chunk_mut().expect(HIGH_ENOUGH);
+    let mut all = *sums;
+    for (b, (low, high)) in low.iter().zip(high).enumerate() {
+        let low = *low[first..].first_chunk().expect(HIGH_ENOUGH);
+        let high = *high[first..].first_chunk().expect(HIGH_ENOUGH);
+        let x = blocks_at(rows, b);
+        all = Products([low, high]).scaled::<A, _>(s, x, &slice.scales, b, all);
+    }
+    *sums = all;
 }
 
 /// `sums` of `T` rows plus block `b` of each of `P` panels, which take each four of a row's values together.
@@ -295,14 +327,12 @@ fn panel_dots<S: Simd, A: Arithmetic, const P: usize, const T: usize, const N: u
     first: usize,
     neg_sums: [i32; T],
 ) -> [[S::I; T]; P] {
-    let mut acc = [[s.splat_i(0); T]; P];
+    let mut starts = [s.splat_i(0); T];
     for t in 0..T {
         // All panels are of one format.
-        let start = start::<S, A>(s, neg_sums[t], slices[0].shift);
-        for p in 0..P {
-            acc[p][t] = start;
-        }
+        starts[t] = start::<S, A>(s, neg_sums[t], slices[0].shift);
     }
+    let mut acc = [starts; P];
     for v in 0..N {
         for t in 0..T {
             let x = s.splat_bytes(&x[t].quads::<N>(first)[v]);
