@@ -113,8 +113,6 @@ impl<W: Float> Sliced for FloatTile<W> {
     fn unpack<S: Simd>(s: S, panel: &[u8], first: usize, slice: &mut [S::F; RUN]) {
         let (columns, _) = bytemuck::cast_slice::<u8, W::Bits>(panel).as_chunks::<LANES>();
         for (out, column) in slice.iter_mut().zip(&columns[first..]) {
-            // The next panel's slice, which is needed after all rows of this one.
-            s.prefetch(bytemuck::bytes_of(column), panel.len(), size_of_val(column));
             *out = W::load(s, column);
         }
     }
@@ -141,7 +139,7 @@ struct FloatSums;
 
 impl Sums for FloatSums {
     type Kind = FloatSlices;
-    const TWO_PANELS: bool = true;
+    const TWO_PANELS_TILE: usize = 6;
 
     #[inline(always)]
     fn add<S: Simd, const P: usize, const T: usize>(

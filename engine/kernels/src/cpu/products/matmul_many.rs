@@ -3,11 +3,13 @@
 //!
 //! The rows' values in a slice lie side by side ([`crate::tiles::products::column_slices`]), and stay in the
 //! second-level cache while some panels pass. A slice of a panel is unpacked once, into memory that the
-//! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile. Between slices,
-//! a row's sums wait in memory.
+//! first-level cache holds. All rows of the chunk are then multiplied with it, tile by tile, and each tile asks for a part
+//! of the weights that are unpacked next. Between slices, a row's sums wait in memory.
 //!
 //! A row's sum takes the same steps in the same order as in a tile of few rows ([`super::matmul_few`]). Neither
 //! slices nor tiles show in it.
+
+use std::ops::Range;
 
 use super::matmul_few::Tile;
 use crate::cpu::proof;
@@ -16,6 +18,9 @@ use crate::tiles::products::matmul::MatmulChunk;
 
 /// Rows from which on unpacking a slice for all of them beats unpacking it for every tile.
 pub const MANY_ROWS: usize = 24;
+
+/// Bytes that memory is asked for at once.
+const LINE: usize = 64;
 
 /// Most panels that pass before the rows' next slice is taken: their sums share the second-level cache
 /// with the rows.
@@ -36,8 +41,8 @@ pub(super) trait SliceKind: 'static {
 pub(super) trait Sums: 'static {
     /// The kind of the unpacked slices.
     type Kind: SliceKind;
-    /// Whether registers hold the sums of a tile of two panels, on sets that have such.
-    const TWO_PANELS: bool;
+    /// Most rows of a tile of two panels whose sums registers hold, on sets that have such.
+    const TWO_PANELS_TILE: usize;
 
     /// `sums` of `T` rows plus their products with the first `columns` of a slice of each of `P` panels.
     fn add<S: Simd, const P: usize, const T: usize>(
@@ -85,7 +90,11 @@ pub(super) type AddTiles<S, D> = fn(
     &[<D as SliceKind>::Row],
     usize,
     &mut [<S as Simd>::F],
+    NextWeights<'_>,
 );
+
+/// Packed weights of the slices that are unpacked after those at hand; nothing where there are none.
+pub(super) type NextWeights<'a> = [&'a [u8]; 2];
 
 /// Computes one chunk of a product with weights of kind `K`, by slices.
 pub(super) fn slices<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
@@ -156,19 +165,56 @@ impl<L: Simd, D: SliceKind> Op for Slices<'_, '_, L, D> {
                     for (p, slice) in (p..).zip(slices.iter_mut()) {
                         unpack(chunk.w.panel(p), first, slice);
                     }
-                    add(slices, columns, rows, chunk.rows.len(), sums);
+                    let next = if p + L::MANY_PANELS < panels.end {
+                        packed_slices::<L>(chunk, p + L::MANY_PANELS, first, most)
+                    } else if first + most < cols {
+                        packed_slices::<L>(chunk, panels.start, first + most, most)
+                    } else {
+                        packed_slices::<L>(chunk, panels.end, 0, most)
+                    };
+                    add(slices, columns, rows, chunk.rows.len(), sums, next);
                 }
             }
-            for (p, sums) in panels.zip(sums.chunks_exact(n_rows)) {
-                for (row, sum) in chunk.rows.clone().zip(sums) {
-                    let mut values = [0.0; LANES];
-                    s.store(s.mul(*sum, scale), &mut values);
-                    // SAFETY: chunks of a job differ in panels or rows, and this is the only thread
-                    // of this one.
-                    unsafe { chunk.out.put(row, p, &values) };
+            // Row by row, so that what is written lies side by side.
+            for (t, row) in chunk.rows.clone().enumerate() {
+                // SAFETY: chunks of a job differ in panels or rows, and this is the only thread of this one.
+                let out = unsafe { chunk.out.part(row, panels.clone()) };
+                for (out, sums) in out.chunks_mut(LANES).zip(sums.chunks_exact(n_rows)) {
+                    let values = s.mul(sums[t], scale);
+                    if let Some(out) = out.first_chunk_mut() {
+                        s.store(values, out);
+                    } else {
+                        s.store_part(values, out);
+                    }
                 }
             }
         }
+    }
+}
+
+/// The packed weights of as many panels as are unpacked together, from number `p` on: their columns from `first` on, at
+/// most `columns`.
+fn packed_slices<'a, S: Simd>(
+    chunk: &MatmulChunk<'a>,
+    p: usize,
+    first: usize,
+    columns: usize,
+) -> NextWeights<'a> {
+    let w = chunk.w;
+    let at = |column: usize| w.panel_bytes * column.min(w.cols) / w.cols;
+    let mut slices: NextWeights<'a> = [&[]; 2];
+    for (p, slice) in (p..chunk.panels.end).zip(slices.iter_mut().take(S::MANY_PANELS)) {
+        *slice = &w.panel(p)[at(first)..at(first + columns)];
+    }
+    slices
+}
+
+/// Asks for the part of the next weights that falls to these rows of `n_rows`. Asked for at once, they would be waited for.
+fn ask_for_rows<S: Simd>(s: S, next: &NextWeights<'_>, rows: Range<usize>, n_rows: usize) {
+    for next in next {
+        let n_lines = next.len().div_ceil(LINE);
+        let (first, end) = (n_lines * rows.start / n_rows, n_lines * rows.end / n_rows);
+        s.prefetch(next, first * LINE, (end - first) * LINE);
     }
 }
 
@@ -179,19 +225,18 @@ pub(super) fn add_tiles<S: Simd, A: Sums>(
     rows: &[Row<A>],
     n_rows: usize,
     sums: &mut [S::F],
+    next: NextWeights<'_>,
 ) {
     let s = proof::<S>();
-    if const { S::MANY_PANELS > 1 && A::TWO_PANELS }
+    if const { S::MANY_PANELS > 1 }
         && let Ok(slices) = slices.try_into()
     {
         let (low, high) = sums.split_at_mut(sums.len() / 2);
-        return s.run(Tiles::<S, A, 2> { s, slices, columns, rows, n_rows, sums: [low, high] });
+        let sums = [low, high];
+        return s.run(Tiles::<S, A, 2> { s, slices, columns, rows, n_rows, sums, next });
     }
-    let n_sums = sums.len() / slices.len();
-    for (slice, sums) in slices.iter().zip(sums.chunks_exact_mut(n_sums)) {
-        let slices = std::array::from_ref(slice);
-        s.run(Tiles::<S, A, 1> { s, slices, columns, rows, n_rows, sums: [sums] });
-    }
+    let slices = slices.first_chunk().expect("at least one panel");
+    s.run(Tiles::<S, A, 1> { s, slices, columns, rows, n_rows, sums: [sums], next });
 }
 
 /// Rows that meet one slice of each of `P` panels, over lanes `L`.
@@ -202,6 +247,7 @@ struct Tiles<'a, L: Simd, A: Sums, const P: usize> {
     rows: &'a [Row<A>],
     n_rows: usize,
     sums: [&'a mut [L::F]; P],
+    next: NextWeights<'a>,
 }
 
 impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
@@ -213,15 +259,20 @@ impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
         while first < self.n_rows {
             let left = self.n_rows - first;
             // Conditions that are constants come first: tiles that this set does not use are not compiled for it.
-            first += if const { L::MANY_TILE > 6 && P == 1 } {
+            let taken = if const { L::MANY_TILE > 6 && P == 1 } {
                 self.tile::<8>(first)
-            } else if const { L::MANY_TILE > 4 } && !matches!(left, 0..=4 | 7 | 8) {
+            } else if const { L::MANY_TILE > 4 && (P == 1 || A::TWO_PANELS_TILE > 4) }
+                && !matches!(left, 0..=4 | 7 | 8)
+            {
                 self.tile::<6>(first)
             } else if const { L::MANY_TILE > 1 } {
                 self.tile::<4>(first)
             } else {
                 self.tile::<1>(first)
             };
+            let asked = first..self.n_rows.min(first + taken);
+            ask_for_rows(self.s, &self.next, asked, self.n_rows);
+            first += taken;
         }
     }
 }

@@ -140,8 +140,6 @@ impl<Q: PanelFormat> Sliced for QuantTile<Q> {
         for (u, record) in
             records.chunks_exact(Q::RECORD).take(SLICE_BLOCKS / Q::BLOCKS).enumerate()
         {
-            // The next panel's slice, which is needed after all rows of this one.
-            s.prefetch(record, panel.len(), Q::RECORD);
             let (head, planes) = record.split_at(Q::HEAD);
             Q::scales(s, head, &mut scales);
             for i in 0..n_scales {
@@ -185,7 +183,7 @@ struct QuantSums<A>(PhantomData<A>);
 
 impl<A: Arithmetic> Sums for QuantSums<A> {
     type Kind = QuantSlices;
-    const TWO_PANELS: bool = !A::HALVES;
+    const TWO_PANELS_TILE: usize = if A::HALVES { 4 } else { 6 };
 
     #[inline(always)]
     fn add<S: Simd, const P: usize, const T: usize>(
@@ -215,7 +213,8 @@ impl<A: Arithmetic> Sums for QuantSums<A> {
     }
 }
 
-/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough.
+/// `sums` of `T` rows plus the first blocks of a slice: all integers, then all floats. Either alone finds registers enough,
+/// floats of [`FLOAT_ROWS`] rows at a time.
 #[inline(always)]
 fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
     s: S,
@@ -234,14 +233,45 @@ fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
             high[b].write(products.0[1]);
         }
     }
-    for b in 0..n_blocks {
-        let x = blocks_at(rows, b);
-        let high = if A::HALVES { high[b] } else { low[b] };
-        // SAFETY: the loop above wrote `low` for each of these blocks, and `high` with halves.
-        let products = unsafe { [low[b].assume_init(), high.assume_init()] };
-        sums = Products(products).scaled::<A, _>(s, x, &slice.scales, b, sums);
+    // SAFETY: the loop above wrote each of these blocks.
+    let low = unsafe { low[..n_blocks].assume_init_ref() };
+    // SAFETY: as above, where there are halves.
+    let high = if A::HALVES { unsafe { high[..n_blocks].assume_init_ref() } } else { low };
+    if const { T == 2 * FLOAT_ROWS } {
+        floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, 0, &mut sums);
+        floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, FLOAT_ROWS, &mut sums);
+    } else {
+        floats::<S, A, T, T>(s, slice, low, high, rows, 0, &mut sums);
     }
     sums
+}
+
+/// Rows of the highest tile whose floats are taken together: registers do not hold the sums of all six and what is added to them.
+const FLOAT_ROWS: usize = 3;
+
+const HIGH_ENOUGH: &str = "a tile has these rows";
+
+/// Adds to the sums of `H` rows, from number `first` on, their products with the first blocks of a slice.
+#[inline(always)]
+fn floats<S: Simd, A: Arithmetic, const T: usize, const H: usize>(
+    s: S,
+    slice: &QuantSlice<S>,
+    low: &[[S::I; T]],
+    high: &[[S::I; T]],
+    rows: &[BlockSlice; T],
+    first: usize,
+    sums: &mut [S::F; T],
+) {
+    let rows: &[BlockSlice; H] = rows[first..].first_chunk().expect(HIGH_ENOUGH);
+    let sums: &mut [S::F; H] = sums[first..].first_chunk_mut().expect(HIGH_ENOUGH);
+    let mut all = *sums;
+    for (b, (low, high)) in low.iter().zip(high).enumerate() {
+        let low = *low[first..].first_chunk().expect(HIGH_ENOUGH);
+        let high = *high[first..].first_chunk().expect(HIGH_ENOUGH);
+        let x = blocks_at(rows, b);
+        all = Products([low, high]).scaled::<A, _>(s, x, &slice.scales, b, all);
+    }
+    *sums = all;
 }
 
 /// `sums` of `T` rows plus block `b` of each of `P` panels, which take each four of a row's values together.
@@ -254,32 +284,68 @@ fn panels<S: Simd, A: Arithmetic, const P: usize, const T: usize>(
     b: usize,
     mut sums: [[S::F; T]; P],
 ) -> [[S::F; T]; P] {
-    let mut products = [Products([[s.splat_i(0); T]; 2]); P];
-    let halves = if A::HALVES { 2 } else { 1 };
-    for h in 0..halves {
-        for t in 0..T {
-            let neg_sum = if A::HALVES { x[t].neg_sum_half[h] } else { x[t].neg_sum };
-            for p in 0..P {
-                products[p].0[h][t] = start::<S, A>(s, neg_sum, slices[p].shift);
-            }
+    let mut neg_sums = [[0; T]; 2];
+    for t in 0..T {
+        neg_sums[0][t] = if A::HALVES { x[t].neg_sum_half[0] } else { x[t].neg_sum };
+        neg_sums[1][t] = x[t].neg_sum_half[1];
+    }
+    if !A::HALVES {
+        let products = panel_dots::<S, A, P, T, VECTORS>(s, slices, x, b, 0, neg_sums[0]);
+        for p in 0..P {
+            let products = Products([products[p], [s.splat_i(0); T]]);
+            sums[p] = products.scaled::<A, _>(s, x, &slices[p].scales, b, sums[p]);
         }
-        for v in h * HALF..(h + 1) * VECTORS / halves {
-            for t in 0..T {
-                let x = s.splat_bytes(&x[t].quads::<VECTORS>(0)[v]);
-                for p in 0..P {
-                    let (acc, w) = (&mut products[p].0[h][t], slices[p].codes[b][v]);
-                    *acc = match A::OFFSET {
-                        Offset::Signed => s.dot4_signed(*acc, w, x),
-                        Offset::None | Offset::Shift(_) => s.dot4(*acc, w, x),
-                    };
-                }
-            }
+        return sums;
+    }
+    let low = panel_dots::<S, A, P, T, HALF>(s, slices, x, b, 0, neg_sums[0]);
+    // The first half becomes floats here: registers do not hold the integers of both halves.
+    let mut scaled = [[s.zero(); T]; P];
+    for t in 0..T {
+        for p in 0..P {
+            scaled[p][t] = slices[p].scales.low_half(s, low[p][t], b);
         }
     }
-    for p in 0..P {
-        sums[p] = products[p].scaled::<A, _>(s, x, &slices[p].scales, b, sums[p]);
+    let high = panel_dots::<S, A, P, T, HALF>(s, slices, x, b, HALF, neg_sums[1]);
+    for t in 0..T {
+        for p in 0..P {
+            let scales = &slices[p].scales;
+            let both = scales.both_halves(s, scaled[p][t], high[p][t], b);
+            sums[p][t] = scales.add_halves::<A>(s, x[t], both, b, sums[p][t]);
+        }
     }
     sums
+}
+
+/// [`dots`] of `T` rows with block `b` of each of `P` panels, whose vectors are numbers `first ..` of the block.
+#[allow(clippy::needless_range_loop, reason = "loops over constants unroll into registers")]
+#[inline(always)]
+fn panel_dots<S: Simd, A: Arithmetic, const P: usize, const T: usize, const N: usize>(
+    s: S,
+    slices: &[QuantSlice<S>; P],
+    x: [&ActBlock; T],
+    b: usize,
+    first: usize,
+    neg_sums: [i32; T],
+) -> [[S::I; T]; P] {
+    let mut starts = [s.splat_i(0); T];
+    for t in 0..T {
+        // All panels are of one format.
+        starts[t] = start::<S, A>(s, neg_sums[t], slices[0].shift);
+    }
+    let mut acc = [starts; P];
+    for v in 0..N {
+        for t in 0..T {
+            let x = s.splat_bytes(&x[t].quads::<N>(first)[v]);
+            for p in 0..P {
+                let (acc, w) = (&mut acc[p][t], slices[p].codes[b][first + v]);
+                *acc = match A::OFFSET {
+                    Offset::Signed => s.dot4_signed(*acc, w, x),
+                    Offset::None | Offset::Shift(_) => s.dot4(*acc, w, x),
+                };
+            }
+        }
+    }
+    acc
 }
 
 /// Start of the sum of a row's products, which depends on the offset of the codes.
@@ -376,24 +442,50 @@ impl<S: Simd, const T: usize> Products<S, T> {
     ) -> [S::F; T] {
         let Self([low, high]) = self;
         for t in 0..T {
-            let d = s.splat(x[t].d);
             if !A::HALVES {
                 if A::MINS {
                     sums[t] = s.fma(scales.min[b], s.splat(x[t].d_sum), sums[t]);
                 }
                 let dot = s.mul(s.to_f32(low[t]), scales.scale[b]);
-                sums[t] = s.fma(dot, d, sums[t]);
+                sums[t] = s.fma(dot, s.splat(x[t].d), sums[t]);
                 continue;
             }
-            if A::MINS {
-                sums[t] = s.fma(scales.min[2 * b], s.splat(x[t].d_sum_half[0]), sums[t]);
-                sums[t] = s.fma(scales.min[2 * b + 1], s.splat(x[t].d_sum_half[1]), sums[t]);
-            }
-            let low = s.mul(s.to_f32(low[t]), scales.scale[2 * b]);
-            let both = s.fma(s.to_f32(high[t]), scales.scale[2 * b + 1], low);
-            sums[t] = s.fma(both, d, sums[t]);
+            let low = scales.low_half(s, low[t], b);
+            let both = scales.both_halves(s, low, high[t], b);
+            sums[t] = scales.add_halves::<A>(s, x[t], both, b, sums[t]);
         }
         sums
+    }
+}
+
+impl<S: Simd, const N: usize> Scales<S, N> {
+    /// The products of the first half of block `b`, scaled.
+    #[inline(always)]
+    fn low_half(&self, s: S, low: S::I, b: usize) -> S::F {
+        s.mul(s.to_f32(low), self.scale[2 * b])
+    }
+
+    /// `low` plus the products of the second half of block `b`, scaled.
+    #[inline(always)]
+    fn both_halves(&self, s: S, low: S::F, high: S::I, b: usize) -> S::F {
+        s.fma(s.to_f32(high), self.scale[2 * b + 1], low)
+    }
+
+    /// `sum` plus the minima of block `b` and the scaled products of both its halves with row `x`.
+    #[inline(always)]
+    fn add_halves<A: Arithmetic>(
+        &self,
+        s: S,
+        x: &ActBlock,
+        both: S::F,
+        b: usize,
+        mut sum: S::F,
+    ) -> S::F {
+        if A::MINS {
+            sum = s.fma(self.min[2 * b], s.splat(x.d_sum_half[0]), sum);
+            sum = s.fma(self.min[2 * b + 1], s.splat(x.d_sum_half[1]), sum);
+        }
+        s.fma(both, s.splat(x.d), sum)
     }
 }
 

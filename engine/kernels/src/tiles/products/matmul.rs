@@ -35,7 +35,25 @@ unsafe impl Send for OutMatrix<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for OutMatrix<'_> {}
 
-impl OutMatrix<'_> {
+impl<'a> OutMatrix<'a> {
+    /// The outputs of row `row` (counted in `x`) at `panels`, as many as exist.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the result is alive.
+    #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    #[inline(always)]
+    pub(crate) unsafe fn part(&self, row: usize, panels: Range<usize>) -> &'a mut [f32] {
+        let row = row.wrapping_sub(self.first_row);
+        let (first, end) = (panels.start * LANES, self.cols.min(panels.end * LANES));
+        assert!(row < self.n_rows && first <= end, "outputs outside their matrix");
+        // SAFETY: the row and its columns before `cols` lie inside the `n_rows * cols` values that `start` points to
+        // (asserted), and nobody else uses them now (the caller's promise).
+        unsafe {
+            let start = self.start.add(row * self.cols + first);
+            std::slice::from_raw_parts_mut(start, end - first)
+        }
+    }
+
     /// Writes sixteen outputs of row `row` (counted in `x`) at panel `panel`, as many as exist.
     ///
     /// # Safety
