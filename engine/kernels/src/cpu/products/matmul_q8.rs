@@ -234,9 +234,9 @@ fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
         }
     }
     // SAFETY: the loop above wrote each of these blocks.
-    let low = unsafe { low[..n_blocks].assume_init_ref() };
+    let low = unsafe { written(&low[..n_blocks]) };
     // SAFETY: as above, where there are halves.
-    let high = if A::HALVES { unsafe { high[..n_blocks].assume_init_ref() } } else { low };
+    let high = if A::HALVES { unsafe { written(&high[..n_blocks]) } } else { low };
     if const { T == 2 * FLOAT_ROWS } {
         floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, 0, &mut sums);
         floats::<S, A, T, FLOAT_ROWS>(s, slice, low, high, rows, FLOAT_ROWS, &mut sums);
@@ -244,6 +244,16 @@ fn integers_first<S: Simd, A: Arithmetic, const T: usize>(
         floats::<S, A, T, T>(s, slice, low, high, rows, 0, &mut sums);
     }
     sums
+}
+
+/// Values that were all written.
+///
+/// # Safety
+/// They were.
+#[inline(always)]
+unsafe fn written<T>(values: &[MaybeUninit<T>]) -> &[T] {
+    // SAFETY: the layouts are the same, and all are values (the caller's promise).
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
 }
 
 /// Rows of the highest tile whose floats are taken together: registers do not hold the sums of all six and what is added to them.
