@@ -68,7 +68,7 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
     for listed in &found {
         let (name, facts) = (listed.name().to_string(), &listed.facts);
         output::line(format_args!(
-            "{name:<10} {} ({}), {} of {} free, {}, {} {}, {}",
+            "{name:<10} {} ({}), {} of {} free, {}, {} {}, {}, {}",
             facts.name,
             facts.class,
             format_bytes(facts.free_bytes),
@@ -77,6 +77,7 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
             listed.kind.title,
             facts.api_version,
             units(facts.units),
+            sending(facts.sends_beside),
         ))?;
         if let Some(why) = facts.refused {
             output::line(format_args!("{:<10} not used: {why}", ""))?;
@@ -86,6 +87,11 @@ pub fn execute(args: DevicesArgs) -> Result<()> {
         output::line(format_args!("no GPU: {reason}"))?;
     }
     output::line(format_args!("--device auto takes {auto}"))
+}
+
+/// How weights come that are sent while it serves, such as experts.
+fn sending(is_beside: bool) -> &'static str {
+    if is_beside { "computes while weights come" } else { "computes and takes weights in turn" }
 }
 
 /// The matrix units for products. Those for int8 are always used, those for f16 with `--fast-math`.
@@ -110,6 +116,7 @@ fn in_json(listed: &Listed) -> Value {
         "int8_matrix_units": facts.units.int8,
         "f16_matrix_units": facts.units.f16,
         "no_units": facts.units.left_alone,
+        "sends_beside": facts.sends_beside,
         "refused": facts.refused,
         "driver": facts.driver,
         "driver_version": facts.driver_version,

@@ -39,6 +39,7 @@ impl Accelerator for Gpu {
             fast_units: self.has_fast_math().then(|| facts.f16_identity()),
             is_on_cores: facts.kind == DeviceClass::Software,
             most_index_heads: MAX_INDEX_HEADS,
+            sends_beside: self.has_transfers(),
         }
     }
 

@@ -7,6 +7,7 @@ use brigade_quant::DeviceError;
 
 use crate::device::Gpu;
 use crate::vulkan::facts::GpuFacts;
+use crate::vulkan::queues::TransferQueue;
 
 /// GPUs that are called through Vulkan.
 pub static VULKAN: DeviceKind = DeviceKind { prefix: "vulkan", title: "Vulkan", list, open };
@@ -38,6 +39,7 @@ impl From<&GpuFacts> for DeviceFacts {
                 f16: facts.has_f16_units(),
                 left_alone: facts.no_units,
             },
+            sends_beside: facts.transfer_queue != TransferQueue::Kernels,
             refused: facts.refused,
         }
     }

@@ -149,6 +149,8 @@ pub struct AcceleratorFacts {
     pub is_on_cores: bool,
     /// Most heads that an index of sparse attention may have.
     pub most_index_heads: usize,
+    /// Whether weights that come to it come while it computes.
+    pub sends_beside: bool,
 }
 
 /// Whether a device has work at present, and whether it only notes ops.

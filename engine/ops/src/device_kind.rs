@@ -49,6 +49,8 @@ pub struct DeviceFacts {
     pub free_bytes: u64,
     /// The device's matrix units, as far as they are used.
     pub units: MatrixUnits,
+    /// Whether weights that are sent to it come while it computes, by a queue of their own.
+    pub sends_beside: bool,
     /// Why it is not used at all: what is known of its driver.
     pub refused: Option<&'static str>,
 }

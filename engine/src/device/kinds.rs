@@ -1,9 +1,7 @@
 //! The kinds of devices beside the host. A device of a new kind is a crate, and its line here.
 
-use std::any::Any;
-
 use crate::kernels::DeviceError;
-use crate::ops::{Accelerator, DeviceFacts, DeviceKind};
+use crate::ops::{DeviceFacts, DeviceKind};
 
 /// All kinds. With `auto`, devices of the first are looked for first.
 pub static KINDS: &[&DeviceKind] = &[
@@ -20,12 +18,6 @@ pub(super) fn kind_of(name: &str) -> Option<(&'static DeviceKind, &str)> {
 pub(super) fn examples() -> String {
     let two = |kind: &&DeviceKind| format!("{0}:0, {0}:1", kind.prefix);
     KINDS.iter().map(two).collect::<Vec<_>>().join(", ")
-}
-
-/// Whether a device has weights sent to it while it computes. GPUs alone have a queue for that.
-pub(super) fn sends_beside(device: &dyn Accelerator) -> bool {
-    let device: &dyn Any = device;
-    device.downcast_ref::<brigade_gpu::Gpu>().is_some_and(brigade_gpu::Gpu::has_transfers)
 }
 
 /// The facts of each GPU that is called through Vulkan: for tests and benches of GPUs.

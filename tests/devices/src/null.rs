@@ -70,7 +70,12 @@ impl Milestone for Done {
 
 impl Accelerator for Null {
     fn facts(&self) -> AcceleratorFacts {
-        AcceleratorFacts { fast_units: None, is_on_cores: false, most_index_heads: usize::MAX }
+        AcceleratorFacts {
+            fast_units: None,
+            is_on_cores: false,
+            most_index_heads: usize::MAX,
+            sends_beside: false,
+        }
     }
     fn alloc(&self, len: usize, _: Purpose) -> Result<Box<dyn Buffer>, DeviceError> {
         Ok(Box::new(zeros(len)))

@@ -11,7 +11,6 @@ use super::on_host::Beside;
 use super::places::Places;
 use super::use_counts::ExpertLayer;
 use super::visits::Visits;
-use crate::device::kinds::sends_beside;
 use crate::device::{Device, Rows};
 use crate::kernels::{KernelError, PackedMatrix};
 use crate::ops::{Buffer, Copy, PairLists, Purpose, Routing, Share};
@@ -100,7 +99,7 @@ impl Device {
 
     /// Whether experts that come to this device come while it computes, by a queue of their own.
     pub fn sends_beside(&self) -> bool {
-        self.there.as_ref().is_some_and(|there| sends_beside(&**there))
+        self.there.as_ref().is_some_and(|there| there.facts().sends_beside)
     }
 
     /// Sets when experts of the host's memory are sent to the device.
