@@ -177,6 +177,10 @@ pub struct PutBackRequest {
     /// The sources have records of it instead of copies; the slot needs no name.
     #[prost(message, optional, tag = "9")]
     pub prefix: ::core::option::Option<PrefixAt>,
+    /// The last ubatch that went out before this: a stage that sees a later one change the slot ends, since the slot is
+    /// another sequence's then. Absent from a coordinator of the release before.
+    #[prost(uint64, optional, tag = "10")]
+    pub unchanged_since: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopySource {

@@ -63,7 +63,7 @@ pub const STRANGER_BURST: u32 = 100;
 pub const STRANGER_WAIT_MS: u64 = 2_000;
 /// Addresses whose calls are counted at a time.
 pub const MAX_PEERS: usize = 1024;
-/// Sequences whose states a worker reads or writes at a time: each is held whole in memory.
+/// Sequences whose states a worker reads or writes at a time: a snapshot is held whole in memory.
 pub const STATES_AT_ONCE: usize = 1;
 /// Silence after which a transfer of a state is given up, and time one waits for its turn.
 pub const STATE_STALL_MS: u64 = 30_000;

@@ -20,8 +20,8 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use super::parts::{self, Assembler, Event, bad};
-use super::source::Source;
+use super::parts::{self, Assembler, Event, MAX_ITEM_BYTES, bad};
+use super::source::{Source, check_room};
 use super::store::{Head, Item};
 
 /// A worker that keeps copies.
@@ -72,8 +72,9 @@ impl Fetching {
     /// The next item, with the head of its copies; `None`: all have come.
     ///
     /// # Errors
-    /// The other worker is lost, has the copies no more, or sends something else.
-    pub async fn next(&mut self) -> Result<Option<(&Head, Item, Bytes)>, Failure> {
+    /// The other worker is lost, has the copies no more, or sends something else. NoMemory for an item of more than `most`
+    /// bytes, before they come.
+    pub async fn next(&mut self, most: u64) -> Result<Option<(&Head, Item, Bytes)>, Failure> {
         let lost = |why: &str| lost(&self.address, why);
         let (item, bytes) = loop {
             let message = timeout(STALL, self.messages.message()).await;
@@ -82,7 +83,7 @@ impl Fetching {
                 .map_err(|status| Failure::from_status(&status))?;
             let message = message.ok_or_else(|| lost("the stream ended early"))?;
             match self.assembler.take(message)? {
-                None => {}
+                None => check_room(self.assembler.announced(), most)?,
                 Some(Event::Item(item, bytes)) => break (item, bytes),
                 Some(Event::End(Some(_))) => return Ok(None),
                 Some(Event::End(None) | Event::Forget(_)) => {
@@ -111,7 +112,7 @@ pub fn stream(mut source: Box<dyn Source>) -> mpsc::Receiver<Result<CopyPart, St
         }
         loop {
             let read = tokio::task::spawn_blocking(move || {
-                let part = source.next(SEND_BYTES);
+                let part = source.next(SEND_BYTES, MAX_ITEM_BYTES);
                 (source, part)
             });
             // The thread does not panic, and the runtime runs.
@@ -120,7 +121,8 @@ pub fn stream(mut source: Box<dyn Source>) -> mpsc::Receiver<Result<CopyPart, St
             let part = match part {
                 Ok(part) => part,
                 Err(failure) => {
-                    let _ = messages.send(Err(failure.into())).await;
+                    // The reader may have gone, or read no more.
+                    let _ = timeout(STALL, messages.send(Err(failure.into()))).await;
                     return;
                 }
             };

@@ -20,6 +20,7 @@ pub mod gathered;
 pub mod parting;
 pub mod parts;
 pub mod piece;
+pub mod put;
 pub mod source;
 pub mod stage_copy;
 pub mod store;
@@ -39,5 +40,6 @@ pub const RESTS_KEPT: usize = 3;
 /// come meanwhile. They are a part of what a process takes itself ([`PROCESS_BYTES`](crate::machine::memory::PROCESS_BYTES)).
 pub const PUTTING_BYTES: u64 = 16 << 20;
 
-/// The same at most, where there is memory: ubatches wait while the stage takes a part.
-pub const MAX_PUTTING_BYTES: u64 = 128 << 20;
+/// The same at most, where there is memory: a stage that is busy takes one part between two ubatches, and ubatches wait
+/// while it does.
+pub const MAX_PUTTING_BYTES: u64 = 1 << 30;

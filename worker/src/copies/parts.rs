@@ -21,7 +21,7 @@ use super::store::{Head, Item, What};
 use crate::machine::memory::make_room;
 
 /// Bytes of the largest item. It is queued as a whole, so it never exceeds the sender's queue.
-const MAX_ITEM_BYTES: u64 = QUEUE_BYTES as u64;
+pub const MAX_ITEM_BYTES: u64 = QUEUE_BYTES as u64;
 
 /// The message that says whose copies follow.
 pub fn head(head: &Head) -> CopyPart {
@@ -129,6 +129,11 @@ impl Assembler {
             }
             Part::Forget(name) => Ok(Some(Event::Forget(name_of(&name)?))),
         }
+    }
+
+    /// Bytes that the item will have that is not whole yet.
+    pub fn announced(&self) -> u64 {
+        self.item.map_or(0, |(_, nbytes)| nbytes)
     }
 
     /// Bytes of the item that is not whole yet.

@@ -17,12 +17,27 @@ pub trait Source: Send {
     /// Length of the sequence at the position, and the mark of its tokens up to there.
     fn position(&self) -> (u32, TokenMark);
 
-    /// The next items, with `max_bytes` at most as far as they are not one page or one rest of a block; none: all have come.
-    /// Pages of a block come in order. Blocks.
+    /// The next items, with `max_bytes` at most as far as they are not one page or one rest, which have `most` at most; none:
+    /// all have come. Pages of a block come in order. Blocks.
     ///
     /// # Errors
-    /// Something is missing or damaged, or cannot be read.
-    fn next(&mut self, max_bytes: u64) -> Result<Vec<(Item, Bytes)>, Failure>;
+    /// Something is missing or damaged, or cannot be read. NoMemory for a page or a rest of more than `most` bytes, unread.
+    fn next(&mut self, max_bytes: u64, most: u64) -> Result<Vec<(Item, Bytes)>, Failure>;
+}
+
+/// Checks that there is memory for a page or a rest of so many bytes.
+///
+/// # Errors
+/// NoMemory.
+pub fn check_room(nbytes: u64, most: u64) -> Result<(), Failure> {
+    if nbytes <= most {
+        return Ok(());
+    }
+    let why = format!(
+        "a page or a state of {nbytes} bytes has no room beside the stage: there is memory for {most}; give the worker \
+         more, or fewer layers, or serve fewer or shorter sequences"
+    );
+    Err(Failure::refusal(FailureKind::NoMemory, why))
 }
 
 /// Pieces of a copy that are still to come.
@@ -59,7 +74,7 @@ impl Source for PieceSource {
         self.position
     }
 
-    fn next(&mut self, max_bytes: u64) -> Result<Vec<(Item, Bytes)>, Failure> {
+    fn next(&mut self, max_bytes: u64, most: u64) -> Result<Vec<(Item, Bytes)>, Failure> {
         let (mut part, mut nbytes) = (Vec::new(), 0);
         while let Some((item, piece)) = self.items.pop_front() {
             let left = max_bytes.saturating_sub(nbytes);
@@ -70,6 +85,7 @@ impl Source for PieceSource {
             let (now, later) = split(item, piece, left);
             later.into_iter().for_each(|later| self.items.push_front(later));
             let (item, piece) = now;
+            check_room(piece.len(), most)?;
             nbytes += piece.len();
             let bytes = piece.read().map_err(|error| {
                 let why = format!("a copy cannot be read: {error}");
@@ -130,7 +146,7 @@ mod tests {
             let mut source = PieceSource::from(pieces());
             let (mut pages, mut rests, mut next) = (Vec::new(), Vec::new(), 0);
             loop {
-                let part = source.next(max).unwrap();
+                let part = source.next(max, 25).unwrap();
                 let nbytes: usize = part.iter().map(|(_, bytes)| bytes.len()).sum();
                 let is_one =
                     part.len() == 1 && (nbytes == 10 || part[0].0.layer == 5 || nbytes == 4);
@@ -152,5 +168,16 @@ mod tests {
             assert_eq!(pages, (0..50).collect::<Vec<u8>>(), "{max} bytes at once");
             assert_eq!(rests, [(4, 321, 4), (5, 321, 25)], "{max} bytes at once");
         }
+    }
+
+    #[test]
+    fn what_there_is_no_memory_for_is_not_read() {
+        let (path, offset, len) = (std::path::Path::new("nowhere").into(), 0, 100);
+        let rest = Some(Piece::File { path, offset, len });
+        let block = BlockPieces { layer: 4, block: 0, paged: false, pages: vec![], rest };
+        let mut source = PieceSource::from(Pieces { blocks: vec![block], ..pieces() });
+        let refused = source.next(10, 99).unwrap_err();
+        assert_eq!(refused.kind(), FailureKind::NoMemory);
+        assert!(refused.reason.contains("give the worker more"), "{}", refused.reason);
     }
 }

@@ -21,6 +21,7 @@ use super::buffers::Buffers;
 use super::gathered::Gathered;
 use super::parting::{COPY_WITHIN, Keep, Parting};
 use super::piece::Piece;
+use super::put::{PutBack, PutPart};
 use super::stage_copy::{About, Copied, Wanted};
 use super::store::{Head, Item, Store, What};
 use crate::backend::{CopyFacts, StageError, StageRunner};
@@ -132,34 +133,6 @@ struct Held {
     len: u32,
 }
 
-/// A part of a sequence's state that is to be written.
-#[derive(Debug)]
-pub struct PutPart {
-    /// The sequence's slot.
-    pub slot: u32,
-    /// As in [`PutBack`].
-    pub name: Option<CopyName>,
-    /// The position of the whole state.
-    pub len: u32,
-    /// The part.
-    pub gathered: Gathered,
-}
-
-/// A sequence to restore, from parts that were written, from what this worker has in memory, and from pages in place.
-#[derive(Debug)]
-pub struct PutBack {
-    /// The sequence's slot.
-    pub slot: u32,
-    /// The sequence's name, which the slot must have been given. `None`: a kept state, which has none.
-    pub name: Option<CopyName>,
-    /// The position, as a number of tokens.
-    pub len: u32,
-    /// The tokens of the sequences, on the last stage.
-    pub tokens: Vec<u32>,
-    /// Positions whose full pages are already where copies go.
-    pub kept_len: u32,
-}
-
 /// The executor's part of checkpoints.
 #[derive(Debug)]
 pub struct Taker {
@@ -195,6 +168,9 @@ impl Taker {
         let (Some(lane), Some(facts)) = (&self.lane, &self.facts) else { return Ok(()) };
         for op in &ubatch.ops {
             let SeqOp::Checkpoint { slot, len, mark, plane, parting } = op else { continue };
+            if self.partly.contains_key(&slot.0) {
+                continue;
+            }
             let Some(named) = self.named.get_mut(&slot.0) else { continue };
             if *parting {
                 named.parting = Some((*len, *mark));
@@ -273,6 +249,10 @@ impl Taker {
         }
         let takes_copies = self.outbox().is_some();
         let partly = std::mem::take(&mut self.partly);
+        // Of some not all of the state is there, also where it was before.
+        for half in partly.keys().filter_map(|slot| named.get(slot)) {
+            held.remove(&half.name);
+        }
         let stays = |slot: &u32, n: &Named| {
             (takes_copies || n.parting.is_some()) && !partly.contains_key(slot)
         };
@@ -302,26 +282,24 @@ impl Taker {
         self.facts.as_ref()
     }
 
-    /// Forgets what parts have brought of a slot's state.
-    pub fn begin_parts(&mut self, slot: u32) {
-        self.partly.remove(&slot);
-    }
-
     /// Writes a part of a sequence's state. The sequence is whole with [`Self::put_back`]; until then it can only be closed.
     ///
     /// # Errors
-    /// The slot has another name, or something does not fit.
+    /// The slot has another name, something does not fit, or the first part has not come.
     pub fn put_part(
         &mut self,
         runner: &mut dyn StageRunner,
         part: &PutPart,
     ) -> Result<(), SnapshotError> {
-        let PutPart { slot, name, len, gathered } = part;
+        let PutPart { slot, name, len, is_first, gathered, grant: _ } = part;
         let (kind, blocks) = self.target(runner, *slot, *name)?;
+        if *is_first {
+            self.partly.insert(*slot, HashMap::new());
+        }
         let held = self.held_for(*name, *len, &blocks);
         let moved = moved(held.map_or(&[][..], |held| &held.blocks), &blocks, *len);
         self.written.extend(moved);
-        let come = self.partly.entry(*slot).or_default();
+        let come = self.partly.get_mut(slot).ok_or_else(no_first_part)?;
         let source = |print: &LayerPrint, block: u32| {
             let (pages, rest) = gathered.find(print, block, kind)?;
             let first_page = come.get(&(print.0, block)).map_or(0, |come| come.pages);
@@ -344,7 +322,11 @@ impl Taker {
         put: &PutBack,
     ) -> Result<(), SnapshotError> {
         let (kind, blocks) = self.target(runner, put.slot, put.name)?;
-        let come = self.partly.remove(&put.slot).unwrap_or_default();
+        let none = HashMap::new();
+        let come = match (put.has_parts, self.partly.get(&put.slot)) {
+            (false, _) => &none,
+            (true, come) => come.ok_or_else(no_first_part)?,
+        };
         let own = self.own_of(put, kind);
         let held = self.held_for(put.name, put.len, &blocks);
         let source = |print: &LayerPrint, block: u32| -> Option<BlockSource<'_>> {
@@ -360,6 +342,7 @@ impl Taker {
         runner.put_back(put.slot, put.len, &put.tokens, &source)?;
         let moved = moved(held.map_or(&[][..], |held| &held.blocks), &blocks, put.len);
         self.written.extend(moved);
+        self.partly.remove(&put.slot);
         if let (Some(outbox), Some(named)) = (
             self.lane.as_ref().and_then(|lane| lane.outbox.as_ref()),
             self.named.get_mut(&put.slot),
@@ -432,6 +415,10 @@ impl Taker {
         };
         Ok(Copied { about, sizes, blocks })
     }
+}
+
+fn no_first_part() -> SnapshotError {
+    SnapshotError::Foreign("the first part of the state has not come".to_owned())
 }
 
 /// Whether the pages of the first `len` positions are unchanged.

@@ -12,7 +12,7 @@ use super::output::LaneRun;
 use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
 use crate::copies::stage_copy::{Copied, Wanted};
-use crate::copies::taker::{PutBack, PutPart};
+use crate::copies::put::{PutBack, PutPart};
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]
@@ -79,17 +79,17 @@ pub enum Job {
     PutPart {
         /// The part, and whose it is.
         part: Box<PutPart>,
-        /// `None`: it is the first part. For a later one, what the first one's answer was.
-        unchanged: Option<Unchanged>,
-        /// Gets what the next part is to come with.
+        /// The lane, and the last ubatch that may have changed the slot.
+        unchanged: Unchanged,
+        /// Gets the last ubatch that did.
         answer: Answer<Unchanged>,
     },
     /// Give a sequence the state of a checkpoint.
     PutBack {
         /// The sequence to restore.
         put: Box<PutBack>,
-        /// The answer to parts of its state that were written before, if there were any.
-        unchanged: Option<Unchanged>,
+        /// As with a part.
+        unchanged: Unchanged,
         /// Notified when it is done.
         answer: Answer<()>,
     },

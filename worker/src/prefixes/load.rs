@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::store::{Read, Store};
 use super::wire::At;
 use crate::copies::parts::bad;
-use crate::copies::source::Source;
+use crate::copies::source::{Source, check_room};
 use crate::copies::store::{Head, Item, What};
 use crate::records::Key;
 use crate::records::record::{Bundle, Id, Part, Record};
@@ -195,13 +195,16 @@ impl Source for RecordSource {
         (self.len, TokenMark([0; 16]))
     }
 
-    fn next(&mut self, max_bytes: u64) -> Result<Vec<(Item, Bytes)>, Failure> {
+    fn next(&mut self, max_bytes: u64, most: u64) -> Result<Vec<(Item, Bytes)>, Failure> {
         let (mut part, mut nbytes) = (Vec::new(), 0);
         while !self.is_done() {
             let ids = self.ids(self.step);
             let mut now = self.fitting(&ids, max_bytes.saturating_sub(nbytes))?;
             if now.is_empty() && part.is_empty() {
                 now = &ids[..ids.len().min(1)];
+                for (bundle, at) in self.found(now)? {
+                    check_room(bundle.records[at].nbytes(), most)?;
+                }
             }
             let read = self.read(now)?;
             for read in &read {

@@ -1,6 +1,9 @@
 //! Puts a sequence's state back into the stage, part by part: from records and copies that are here, and from those of other
 //! workers. The whole state is never in memory beside the stage.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use brigade_engine::batch::CopyName;
 use brigade_proto::copies::{CopySource, FetchRequest, PutBackRequest};
 use brigade_proto::failure::{Failure, FailureKind};
@@ -15,9 +18,9 @@ use super::{Worker, blocking, check_speaker};
 use crate::copies::fetch::{Fetching, Keeper};
 use crate::copies::gathered::Gathered;
 use crate::copies::parts::bad;
-use crate::copies::source::Source;
+use crate::copies::source::{Source, check_room};
 use crate::copies::store::{Head, Item};
-use crate::copies::taker::{PutBack, PutPart};
+use crate::copies::put::{PutBack, PutPart};
 use crate::copies::{MAX_PUTTING_BYTES, PUTTING_BYTES};
 use crate::executor::changes::Unchanged;
 use crate::executor::gone;
@@ -33,17 +36,21 @@ struct Putting {
     len: u32,
     /// Bytes that a sequence has here at most.
     limit: u64,
-    /// Bytes that may be in memory at once: those that are handed over, and those that come meanwhile.
+    /// Bytes that may be in memory at once: a part that is handed over, and one that comes meanwhile.
     room: u64,
+    /// Held by whatever has such bytes: the memory, and the turn.
+    grant: Arc<dyn Any + Send + Sync>,
     gathered: Gathered,
     /// Bytes that have come.
     come: u64,
-    /// The slot's state since the first part.
-    unchanged: Option<Unchanged>,
+    /// The lane, and the last ubatch that may have changed the slot.
+    unchanged: Unchanged,
+    /// Whether a part was handed over.
+    has_parts: bool,
 }
 
 impl Putting {
-    /// Bytes of a part.
+    /// Bytes of a part, and of a page or a rest that is never divided.
     fn part_bytes(&self) -> u64 {
         self.room / 2
     }
@@ -62,14 +69,7 @@ impl Putting {
             );
             return Err(bad(why));
         }
-        if nbytes > self.room {
-            let why = format!(
-                "a page or a state of {nbytes} bytes has no room beside the stage: there is memory for {}; give the worker \
-                 more, or fewer layers, or serve fewer or shorter sequences",
-                self.room
-            );
-            return Err(Failure::refusal(FailureKind::NoMemory, why));
-        }
+        check_room(nbytes, self.part_bytes())?;
         if self.gathered.nbytes() + nbytes > self.part_bytes() {
             self.hand_over().await?;
         }
@@ -87,11 +87,15 @@ impl Putting {
             return Ok(());
         }
         let Self { slot, name, len, unchanged, .. } = *self;
-        let part = Box::new(PutPart { slot, name, len, gathered });
+        let (is_first, grant) = (!self.has_parts, self.grant.clone());
+        let part = Box::new(PutPart { slot, name, len, is_first, gathered, grant });
         let (answer, done) = oneshot::channel();
         let job = Job::PutPart { part, unchanged, answer };
         self.jobs.send(job).await.map_err(|_| gone())?;
-        self.unchanged = Some(done.await.map_err(|_| gone())??);
+        let now = done.await.map_err(|_| gone())??;
+        self.has_parts = true;
+        // A coordinator of the release before does not say it.
+        self.unchanged.ubatch = self.unchanged.ubatch.min(now.ubatch);
         Ok(())
     }
 
@@ -100,11 +104,13 @@ impl Putting {
     /// # Errors
     /// As [`Self::add`]; something is missing or damaged, or cannot be read.
     async fn take(&mut self, source: Box<dyn Source>) -> Result<(), Failure> {
-        let nbytes = self.part_bytes();
+        let (nbytes, grant) = (self.part_bytes(), self.grant.clone());
         let read = |mut source: Box<dyn Source>| {
+            let held = grant.clone();
             let next = blocking(move || {
-                let part = source.next(nbytes)?;
-                Ok((source, part))
+                let part = source.next(nbytes, nbytes);
+                drop(held);
+                Ok((source, part?))
             });
             task::spawn(next)
         };
@@ -130,8 +136,8 @@ impl Putting {
     /// As [`Self::hand_over`]'s; something is missing.
     async fn end(mut self, tokens: Vec<u32>, kept_len: u32) -> Result<(), Failure> {
         self.hand_over().await?;
-        let Self { slot, name, len, unchanged, .. } = self;
-        let put = Box::new(PutBack { slot, name, len, tokens, kept_len });
+        let Self { slot, name, len, unchanged, has_parts, .. } = self;
+        let put = Box::new(PutBack { slot, name, len, tokens, kept_len, has_parts });
         let (answer, done) = oneshot::channel();
         self.jobs.send(Job::PutBack { put, unchanged, answer }).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())?
@@ -146,11 +152,12 @@ impl Worker {
     /// The sequence can only be closed then.
     pub async fn put_back(&self, request: PutBackRequest, who: &Who) -> Result<u64, Failure> {
         check_speaker(who, &request.coordinator_id)?;
-        let PutBackRequest { epoch, coordinator_id, slot, len, kept_len, .. } = &request;
+        let PutBackRequest { epoch, coordinator_id, slot, len, kept_len, unchanged_since, .. } =
+            &request;
         let at = request.prefix.as_ref().map(At::of).transpose()?;
         let name = name_of(&request.name, at.is_some())?;
         self.door(coordinator_id, *epoch, *slot)?;
-        let _turn = self.state_turn().await?;
+        let turn = self.state_turn().await?;
         // Waiting may have taken a while.
         let door = self.door(coordinator_id, *epoch, *slot)?;
         let beside = door.room.saturating_sub(self.copies().parting.nbytes());
@@ -165,9 +172,11 @@ impl Worker {
             len: *len,
             limit: door.limit,
             room: PUTTING_BYTES + more,
+            grant: Arc::new((turn, memory)),
             gathered: Gathered::default(),
             come: 0,
-            unchanged: None,
+            unchanged: Unchanged { epoch: *epoch, ubatch: unchanged_since.unwrap_or(u64::MAX) },
+            has_parts: false,
         };
         let mut fetched = 0;
         for source in &request.sources {
@@ -184,7 +193,8 @@ impl Worker {
             let mut fetching =
                 Fetching::begin(keeper_of(source)?, &self.network, wanted(&request, source))
                     .await?;
-            while let Some((head, item, bytes)) = fetching.next().await? {
+            let most = putting.part_bytes();
+            while let Some((head, item, bytes)) = fetching.next(most).await? {
                 fetched += bytes.len() as u64;
                 putting.add(head, item, bytes).await?;
             }
@@ -260,9 +270,11 @@ mod tests {
             len: PAGES * KV_PAGE as u32 + 1,
             limit: u64::from(LAYERS) * u64::from(PAGES + 1) * PAGE_BYTES as u64,
             room: ROOM,
+            grant: Arc::new(()),
             gathered: Gathered::default(),
             come: 0,
-            unchanged: None,
+            unchanged: Unchanged { epoch: 2, ubatch: u64::MAX },
+            has_parts: false,
         }
     }
 
@@ -273,14 +285,15 @@ mod tests {
         while let Some(job) = jobs.recv().await {
             match job {
                 Job::PutPart { part, unchanged, answer } => {
-                    assert_eq!(unchanged, (!parts.is_empty()).then_some(now));
+                    assert_eq!(part.is_first, parts.is_empty());
+                    assert_eq!(unchanged.ubatch, if part.is_first { u64::MAX } else { 7 });
                     let refused = Failure::refusal(FailureKind::StaleEpoch, "another sequence");
                     let may = parts.len() < most;
                     parts.push(part.gathered.nbytes());
                     let _ = answer.send(if may { Ok(now) } else { Err(refused) });
                 }
-                Job::PutBack { unchanged, answer, .. } => {
-                    assert_eq!(unchanged, Some(now));
+                Job::PutBack { put, unchanged, answer } => {
+                    assert_eq!((unchanged, put.has_parts), (now, true));
                     let _ = answer.send(Ok(()));
                     return (parts, true);
                 }
@@ -324,7 +337,7 @@ mod tests {
         let mut small = Putting { limit: 99, ..putting(jobs.clone()) };
         let refused = small.add(&head, item, vec![0; 100].into()).await.unwrap_err();
         assert_eq!(refused.kind(), FailureKind::BadMessage);
-        let large = vec![0; ROOM as usize + 1];
+        let large = vec![0; ROOM as usize / 2 + 1];
         let refused = putting(jobs).add(&head, item, large.into()).await.unwrap_err();
         assert_eq!(refused.kind(), FailureKind::NoMemory);
         assert!(refused.reason.contains("give the worker more"), "{}", refused.reason);

@@ -98,6 +98,7 @@ async fn a_sequence_goes_on_from_its_old_stage_and_from_a_worker_beside_the_line
     });
     let put = PutBackRequest {
         prefix: None,
+        unchanged_since: None,
         epoch: 2,
         coordinator_id: "c".into(),
         slot: 1,

@@ -16,7 +16,7 @@ use crate::members::facts;
 use crate::members::placed_stage::{Identity, PlacedStage};
 use crate::states::choose::{self, Has};
 use crate::states::transfer::StageStates;
-use brigade_line::stages::states::{Choice, From, Sought};
+use brigade_line::stages::states::{Choice, From, PutSlot, Sought};
 
 /// How long workers may take to say which copies they have.
 const FIND_WITHIN: Duration = Duration::from_secs(2);
@@ -75,14 +75,14 @@ impl StageStates {
         sought.iter().enumerate().map(choice).collect()
     }
 
-    /// Restores the state after `tokens` to the sequence in `slot`, on every stage. The sequence must be at rest and
+    /// Restores the state after `tokens` to the sequence in a slot, on every stage. The sequence must be at rest and
     /// have pages of its own. Returns the bytes that went from one worker to another.
     ///
     /// # Errors
     /// A stage could not restore it. Other stages may have it then, so the sequence is to be closed.
     pub(crate) async fn put_all_back(
         &self,
-        slot: SlotId,
+        to: PutSlot,
         name: CopyName,
         tokens: Vec<u32>,
         choice: Choice,
@@ -99,7 +99,8 @@ impl StageStates {
         for (i, prefix) in prefixes.into_iter().enumerate() {
             let is_last = i + 1 == self.stages.len();
             puts.push(PutBackRequest {
-                slot: slot.0,
+                slot: to.slot.0,
+                unchanged_since: to.unchanged_since,
                 name: name.0.to_vec().into(),
                 len: choice.len,
                 tokens: if is_last { bytes.clone().into() } else { Default::default() },
@@ -110,7 +111,7 @@ impl StageStates {
             });
         }
         let fetched = self.put(puts, PUT_BACK_WITHIN).await?;
-        tracing::debug!(slot = slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
+        tracing::debug!(slot = to.slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
         Ok(fetched)
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use brigade_engine::batch::SlotId;
 use brigade_engine::kernels::KV_PAGE;
 use brigade_line::stages::prefix_names::{Key, Names};
-use brigade_line::stages::states::{From, PrefixChoice};
+use brigade_line::stages::states::{From, PrefixChoice, PutSlot};
 use brigade_proto::address::Address;
 use brigade_proto::control::Feature;
 use brigade_proto::copies::{
@@ -273,13 +273,13 @@ impl StageStates {
         Ok(self.stages.iter().map(at).collect())
     }
 
-    /// Gives the sequence in `slot` the state that was found; bytes that went from one worker to another.
+    /// Gives the sequence in a slot the state that was found; bytes that went from one worker to another.
     ///
     /// # Errors
     /// Why a stage has not got it.
     pub(crate) async fn load_names(
         &self,
-        slot: SlotId,
+        to: PutSlot,
         names: &Names,
         choice: PrefixChoice,
     ) -> Result<u64, String> {
@@ -294,7 +294,8 @@ impl StageStates {
         for (i, prefix) in prefixes.into_iter().enumerate() {
             let is_last = i + 1 == self.stages.len();
             puts.push(PutBackRequest {
-                slot: slot.0,
+                slot: to.slot.0,
+                unchanged_since: to.unchanged_since,
                 len,
                 tokens: if is_last { tokens.clone().into() } else { Bytes::new() },
                 sources: self.sources(i, &choice.sources[i])?,

@@ -6,7 +6,9 @@ use brigade_engine::batch::{CopyName, SlotId};
 use brigade_engine::state::{merge_snapshots, select_layers};
 use brigade_line::handle::{StageExperts, StageResident};
 use brigade_line::stages::prefix_names::{Key, Names};
-use brigade_line::stages::states::{Asked, Choice, Found, PrefixChoice, Sought, StateAccess};
+use brigade_line::stages::states::{
+    Asked, Choice, Found, PrefixChoice, PutSlot, Sought, StateAccess,
+};
 use brigade_plan::Checkpoint;
 use brigade_proto::control::{
     RestoreHead, RestoreRequest, SnapshotRequest, StateChunk, restore_request,
@@ -117,12 +119,12 @@ impl StateAccess for StageStates {
 
     fn put_back(
         &self,
-        slot: SlotId,
+        to: PutSlot,
         name: CopyName,
         tokens: Vec<u32>,
         choice: Choice,
     ) -> Asked<'_, u64> {
-        Box::pin(self.put_all_back(slot, name, tokens, choice))
+        Box::pin(self.put_all_back(to, name, tokens, choice))
     }
 
     fn keeps_prefixes(&self) -> bool {
@@ -148,11 +150,11 @@ impl StateAccess for StageStates {
 
     fn load_prefix<'a>(
         &'a self,
-        slot: SlotId,
+        to: PutSlot,
         names: &'a Names,
         choice: PrefixChoice,
     ) -> Asked<'a, u64> {
-        Box::pin(self.load_names(slot, names, choice))
+        Box::pin(self.load_names(to, names, choice))
     }
 
     fn forget_prefix<'a>(&'a self, names: &'a Names) -> Asked<'a, ()> {

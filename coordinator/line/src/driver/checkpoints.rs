@@ -18,7 +18,7 @@ use super::{Driver, records};
 use crate::measured::metrics;
 use crate::stages::open_line::{Moved, OpenLine};
 use crate::stages::prefix_names::Salt;
-use crate::stages::states::{Choice, StateAccess};
+use crate::stages::states::{Choice, PutSlot, StateAccess};
 
 /// How long sequences may wait for a place on the line that their states have moved to. After that those that still wait
 /// are computed again.
@@ -203,17 +203,25 @@ impl Checkpoints {
         }
     }
 
-    /// Starts what may start; `oldest` is the first ubatch that is not back. [`News::PutBack`] follows for each.
-    pub(super) fn start(&mut self, oldest: Option<u64>, epoch: u64, access: &Arc<dyn StateAccess>) {
+    /// Starts what may start; `oldest` is the first ubatch that is not back, `newest` the last that went out.
+    /// [`News::PutBack`] follows for each.
+    pub(super) fn start(
+        &mut self,
+        oldest: Option<u64>,
+        newest: Option<u64>,
+        epoch: u64,
+        access: &Arc<dyn StateAccess>,
+    ) {
         let is_open = |waiting: &mut Waiting| {
             waiting.opened_by.is_some_and(|id| oldest.is_none_or(|oldest| oldest > id))
         };
         for Waiting { request, slot, name, tokens, .. } in self.waiting.extract_if(.., is_open) {
             let choice = self.choices.remove(&request);
             let (access, news) = (access.clone(), self.news.clone());
+            let to = PutSlot { slot, unchanged_since: newest };
             task::spawn(async move {
                 let result = match choice {
-                    Some(choice) => access.put_back(slot, name, tokens, choice).await,
+                    Some(choice) => access.put_back(to, name, tokens, choice).await,
                     None => Err("no copies were chosen to restore it from".to_string()),
                 };
                 // The driver may be gone; then nobody goes on.

@@ -7,7 +7,7 @@ use brigade_engine::batch::SlotId;
 use brigade_sched::{KeptOf, RequestId};
 
 use crate::stages::prefix_names::{Names, Salt};
-use crate::stages::states::{Choice, PrefixChoice, StateAccess};
+use crate::stages::states::{Choice, PrefixChoice, PutSlot, StateAccess};
 
 /// How long workers may take to say which copies they have of all sequences of a lost line.
 const FIND_ALL_WITHIN: Duration = Duration::from_secs(5);
@@ -61,10 +61,10 @@ pub(super) async fn save(access: &Arc<dyn StateAccess>, save: Save) -> Saved {
 }
 
 /// Loads the records that were found.
-pub(super) async fn load(access: &Arc<dyn StateAccess>, slot: SlotId, load: Load) -> Loaded {
+pub(super) async fn load(access: &Arc<dyn StateAccess>, to: PutSlot, load: Load) -> Loaded {
     let Load { request, names, choice } = load;
     let (begun, len, nbytes) = (Instant::now(), choice.len, choice.nbytes);
-    let result = access.load_prefix(slot, &names, choice).await;
+    let result = access.load_prefix(to, &names, choice).await;
     Loaded { request, len, nbytes, took: begun.elapsed(), result }
 }
 

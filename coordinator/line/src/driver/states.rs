@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Driver;
 use super::records::{self, Load, Loaded, Save, Saved};
 use crate::handle::StateError;
-use crate::stages::states::StateAccess;
+use crate::stages::states::{PutSlot, StateAccess};
 
 /// Transfers that may end before the driver has heard of the first.
 const DONE_QUEUE: usize = 16;
@@ -130,8 +130,9 @@ impl States {
         };
         for Waiting { kept, transfer, .. } in self.waiting.extract_if(.., may_start) {
             let (access, done) = (access.clone(), self.done.clone());
+            let to = PutSlot { slot: kept.slot, unchanged_since: self.newest };
             task::spawn(async move {
-                let outcome = perform(&access, kept.slot, transfer).await;
+                let outcome = perform(&access, to, transfer).await;
                 // The driver may be gone; then who waits hears that.
                 let _ = done.send(Done { epoch, id: kept.id, outcome }).await;
             });
@@ -150,7 +151,8 @@ impl Driver {
         if let Some(line) = &self.line {
             let oldest = self.in_flight.keys().min().copied();
             self.states.start(oldest, line.epoch, &line.states);
-            self.checkpoints.start(oldest, line.epoch, &line.states);
+            let newest = self.states.newest();
+            self.checkpoints.start(oldest, newest, line.epoch, &line.states);
         }
     }
 
@@ -175,7 +177,8 @@ impl Driver {
     }
 }
 
-async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer) -> Outcome {
+async fn perform(access: &Arc<dyn StateAccess>, to: PutSlot, transfer: Transfer) -> Outcome {
+    let slot = to.slot;
     let failed = |reason: String| StateError::Failed { reason };
     match transfer {
         Transfer::Save(reply) => Outcome::Saved(access.read(slot).await.map_err(failed), reply),
@@ -184,7 +187,7 @@ async fn perform(access: &Arc<dyn StateAccess>, slot: SlotId, transfer: Transfer
         }
         Transfer::SavePrefix(save) => Outcome::PrefixSaved(records::save(access, *save).await),
         Transfer::LoadPrefix(load) => {
-            Outcome::PrefixLoaded(records::load(access, slot, *load).await)
+            Outcome::PrefixLoaded(records::load(access, to, *load).await)
         }
     }
 }

@@ -103,7 +103,7 @@ mod silence {
     use super::*;
     use crate::handle::StageResident;
     use crate::stages::prefix_names::{Key, Names};
-    use crate::stages::states::{Asked, Choice, Found, PrefixChoice, Sought};
+    use crate::stages::states::{Asked, Choice, Found, PrefixChoice, PutSlot, Sought};
 
     /// A stream of nothing.
     struct Nothing<T>(PhantomData<T>);
@@ -150,7 +150,7 @@ mod silence {
             Box::pin(async { sought.iter().map(|_| None).collect() })
         }
 
-        fn put_back(&self, _: SlotId, _: CopyName, _: Vec<u32>, _: Choice) -> Asked<'_, u64> {
+        fn put_back(&self, _: PutSlot, _: CopyName, _: Vec<u32>, _: Choice) -> Asked<'_, u64> {
             nobody()
         }
 
@@ -170,7 +170,7 @@ mod silence {
             nobody()
         }
 
-        fn load_prefix<'a>(&'a self, _: SlotId, _: &'a Names, _: PrefixChoice) -> Asked<'a, u64> {
+        fn load_prefix<'a>(&'a self, _: PutSlot, _: &'a Names, _: PrefixChoice) -> Asked<'a, u64> {
             nobody()
         }
 

@@ -55,6 +55,16 @@ pub struct PrefixChoice {
     pub nbytes: u64,
 }
 
+/// A slot into which a state goes.
+#[derive(Clone, Copy, Debug)]
+pub struct PutSlot {
+    /// The slot.
+    pub slot: SlotId,
+    /// The last ubatch that went out before: if a later one changes the slot, it has become another sequence's, and stages take
+    /// no more of the state. `None`: none has gone out on this line.
+    pub unchanged_since: Option<u64>,
+}
+
 /// Access to the states of a line's sequences.
 pub trait StateAccess: Debug + Send + Sync {
     /// Whether copies of states are taken.
@@ -84,14 +94,14 @@ pub trait StateAccess: Debug + Send + Sync {
     /// workers. A worker that does not answer has none.
     fn find_copies<'a>(&'a self, sought: &'a [Sought]) -> Found<'a>;
 
-    /// Restores the state after `tokens` to the sequence in `slot`, on every stage. The sequence must be at rest and
+    /// Restores the state after `tokens` to the sequence in a slot, on every stage. The sequence must be at rest and
     /// have pages of its own. Returns the bytes that went from one worker to another.
     ///
     /// # Errors
     /// A stage could not restore it. Other stages may have it then, so the sequence is to be closed.
     fn put_back(
         &self,
-        slot: SlotId,
+        to: PutSlot,
         name: CopyName,
         tokens: Vec<u32>,
         choice: Choice,
@@ -122,13 +132,13 @@ pub trait StateAccess: Debug + Send + Sync {
         names: &'a Names,
     ) -> Asked<'a, u64>;
 
-    /// Gives the sequence in `slot`, at rest and with pages of its own, a state that was found.
+    /// Gives the sequence in a slot, at rest and with pages of its own, a state that was found.
     ///
     /// # Errors
     /// Why a stage has not got it. Some stages may have it then: the sequence is to be closed.
     fn load_prefix<'a>(
         &'a self,
-        slot: SlotId,
+        to: PutSlot,
         names: &'a Names,
         choice: PrefixChoice,
     ) -> Asked<'a, u64>;

@@ -103,30 +103,49 @@ fn taker(stage: &Stage) -> Taker {
 }
 
 fn part(taker: &Taker, item: What, nbytes: usize) -> PutPart {
+    let is_first = matches!(item, What::Pages { .. });
     let kind = taker.lane.as_ref().expect("a lane").kind(&facts());
     let head = Head { name: NAME, kind, layers: 0..1, prints: facts().prints };
     let mut gathered = Gathered::default();
     let item = Item { layer: 0, block: 0, paged: true, what: item };
     gathered.push(&head, item, Bytes::from(vec![1; nbytes]));
-    PutPart { slot: SLOT, name: Some(NAME), len: LEN, gathered }
+    let grant = Arc::new(());
+    PutPart { slot: SLOT, name: Some(NAME), len: LEN, is_first, gathered, grant }
 }
 
 fn put_back() -> PutBack {
-    PutBack { slot: SLOT, name: Some(NAME), len: LEN, tokens: Vec::new(), kept_len: 0 }
+    PutBack {
+        slot: SLOT,
+        name: Some(NAME),
+        len: LEN,
+        tokens: Vec::new(),
+        kept_len: 0,
+        has_parts: true,
+    }
 }
 
 #[test]
 fn of_a_state_that_came_in_part_nothing_is_left_for_the_next_line() {
-    for is_whole in [false, true] {
+    for (is_whole, tries) in [(false, false), (false, true), (true, true)] {
         let mut stage = Stage::default();
         let mut taker = taker(&stage);
+        // Of a line before it there are as many positions.
+        taker.held.insert(NAME, Held { blocks: vec![PageId(3), PageId(4)], len: LEN });
         let page = part(&taker, What::Pages { first: 0, n: 1 }, 9);
         taker.put_part(&mut stage, &page).unwrap();
         if is_whole {
             let rest = part(&taker, What::Rest { len: LEN }, 2);
             taker.put_part(&mut stage, &rest).unwrap();
-            taker.put_back(&mut stage, &put_back()).unwrap();
         }
+        if tries {
+            assert_eq!(taker.put_back(&mut stage, &put_back()).is_ok(), is_whole);
+        }
+        // Nothing of it is copied either.
+        let mark = TokenMark([1; 16]);
+        let (slot, plane) = (SlotId(SLOT), None);
+        let ops = vec![SeqOp::Checkpoint { slot, len: LEN, mark, plane, parting: true }];
+        taker.before(&stage, &UBatch { ops, ..UBatch::default() }).unwrap();
+        assert_eq!(taker.named[&SLOT].parting.is_some(), is_whole);
         taker.reset(&stage, None);
         assert_eq!(taker.find(&[NAME]), [if is_whole { LEN } else { 0 }]);
     }
@@ -138,19 +157,18 @@ fn parts_count_for_one_state_alone() {
     let mut taker = taker(&stage);
     let page = part(&taker, What::Pages { first: 0, n: 1 }, 9);
     let rest = part(&taker, What::Rest { len: LEN }, 2);
+    taker.put_part(&mut stage, &rest).unwrap_err();
     taker.put_part(&mut stage, &page).unwrap();
     // Another attempt begins, with less of it.
-    taker.begin_parts(SLOT);
-    taker.put_part(&mut stage, &rest).unwrap();
+    taker.put_part(&mut stage, &PutPart { is_first: true, ..rest }).unwrap();
     taker.put_back(&mut stage, &put_back()).unwrap_err();
     // The slot was closed.
     taker.put_part(&mut stage, &page).unwrap();
-    let ops = vec![
-        SeqOp::Close { slot: SlotId(SLOT) },
-        SeqOp::Name { slot: SlotId(SLOT), name: Some(NAME) },
-    ];
+    let (slot, name) = (SlotId(SLOT), Some(NAME));
+    let ops = vec![SeqOp::Close { slot }, SeqOp::Name { slot, name }];
     taker.after(&stage, &UBatch { ops, ..UBatch::default() });
-    taker.put_part(&mut stage, &rest).unwrap();
+    let rest = part(&taker, What::Rest { len: LEN }, 2);
+    taker.put_part(&mut stage, &rest).unwrap_err();
     taker.put_back(&mut stage, &put_back()).unwrap_err();
     assert!(!stage.whole);
 }

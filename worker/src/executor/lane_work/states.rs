@@ -9,7 +9,7 @@ use brigade_proto::failure::{Failure, FailureKind};
 use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
 use crate::copies::stage_copy::{Copied, Wanted};
-use crate::copies::taker::{PutBack, PutPart};
+use crate::copies::put::{PutBack, PutPart};
 use crate::executor::changes::Unchanged;
 use crate::executor::jobs::{Answer, HeldFound};
 use crate::executor::output::LaneRun;
@@ -59,24 +59,21 @@ impl LaneWork<'_> {
         transfer(self.lane.as_ref(), &self.requests, slot, "copy", copy)
     }
 
-    /// Writes a part of a sequence's state, and answers with what the next part is to come with.
+    /// Writes a part of a sequence's state, and answers with the last ubatch that changed its slot.
     ///
     /// # Errors
     /// As [`LaneWork::restore`].
     pub fn put_part(
         &mut self,
         part: &PutPart,
-        unchanged: Option<Unchanged>,
+        unchanged: Unchanged,
         answer: Answer<Unchanged>,
     ) -> Result<(), Unusable> {
-        if unchanged.is_none() {
-            self.taker.begin_parts(part.slot);
-        }
-        let now = unchanged.unwrap_or_else(|| self.changes.now(part.slot));
-        let done = self.changes.check(part.slot, now).and_then(|()| {
+        let done = self.changes.check(part.slot, unchanged).and_then(|()| {
             let write = || self.taker.put_part(self.runner, part);
             transfer(self.lane.as_ref(), &self.requests, part.slot, "part of a state", write)
         });
+        let now = self.changes.now(part.slot);
         self.written(done.map(|()| now), answer)
     }
 
@@ -87,14 +84,10 @@ impl LaneWork<'_> {
     pub fn put_back(
         &mut self,
         put: &PutBack,
-        unchanged: Option<Unchanged>,
+        unchanged: Unchanged,
         answer: Answer<()>,
     ) -> Result<(), Unusable> {
-        if unchanged.is_none() {
-            self.taker.begin_parts(put.slot);
-        }
-        let same = unchanged.map_or(Ok(()), |unchanged| self.changes.check(put.slot, unchanged));
-        let done = same.and_then(|()| {
+        let done = self.changes.check(put.slot, unchanged).and_then(|()| {
             let write = || self.taker.put_back(self.runner, put);
             transfer(self.lane.as_ref(), &self.requests, put.slot, "checkpoint", write)
         });
