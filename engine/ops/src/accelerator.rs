@@ -140,7 +140,7 @@ pub enum Purpose {
 }
 
 /// A device's fixed properties.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceleratorFacts {
     /// Name of the matrix units, where they compute products of many rows with bits of their own. `None`: all bits are
     /// those of the kernels `unfused`.

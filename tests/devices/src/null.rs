@@ -70,12 +70,7 @@ impl Milestone for Done {
 
 impl Accelerator for Null {
     fn facts(&self) -> AcceleratorFacts {
-        AcceleratorFacts {
-            fast_units: None,
-            is_on_cores: false,
-            most_index_heads: usize::MAX,
-            sends_beside: false,
-        }
+        AcceleratorFacts { most_index_heads: usize::MAX, ..AcceleratorFacts::default() }
     }
     fn alloc(&self, len: usize, _: Purpose) -> Result<Box<dyn Buffer>, DeviceError> {
         Ok(Box::new(zeros(len)))

@@ -146,7 +146,7 @@ mod tests {
             let mut source = PieceSource::from(pieces());
             let (mut pages, mut rests, mut next) = (Vec::new(), Vec::new(), 0);
             loop {
-                let part = source.next(max, 25).unwrap();
+                let part = source.next(max, max.max(25)).unwrap();
                 let nbytes: usize = part.iter().map(|(_, bytes)| bytes.len()).sum();
                 let is_one =
                     part.len() == 1 && (nbytes == 10 || part[0].0.layer == 5 || nbytes == 4);

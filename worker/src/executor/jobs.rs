@@ -11,8 +11,8 @@ use super::changes::Unchanged;
 use super::output::LaneRun;
 use crate::backend::{CopyFacts, KeptWeights, StageRunner};
 use crate::copies::parting::Keep;
-use crate::copies::stage_copy::{Copied, Wanted};
 use crate::copies::put::{PutBack, PutPart};
+use crate::copies::stage_copy::{Copied, Wanted};
 
 /// A checked ubatch on its way into the stage.
 #[derive(Debug)]

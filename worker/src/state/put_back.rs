@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_engine::batch::CopyName;
 use brigade_proto::copies::{CopySource, FetchRequest, PutBackRequest};
-use brigade_proto::failure::{Failure, FailureKind};
+use brigade_proto::failure::Failure;
 use brigade_proto::task;
 use brigade_proto::tls::Who;
 use bytes::Bytes;
@@ -18,9 +18,9 @@ use super::{Worker, blocking, check_speaker};
 use crate::copies::fetch::{Fetching, Keeper};
 use crate::copies::gathered::Gathered;
 use crate::copies::parts::bad;
+use crate::copies::put::{PutBack, PutPart};
 use crate::copies::source::{Source, check_room};
 use crate::copies::store::{Head, Item};
-use crate::copies::put::{PutBack, PutPart};
 use crate::copies::{MAX_PUTTING_BYTES, PUTTING_BYTES};
 use crate::executor::changes::Unchanged;
 use crate::executor::gone;
@@ -232,6 +232,7 @@ fn keeper_of(source: &CopySource) -> Result<Keeper, Failure> {
 mod tests {
     use brigade_engine::batch::TokenMark;
     use brigade_engine::kernels::KV_PAGE;
+    use brigade_proto::failure::FailureKind;
 
     use super::*;
     use crate::copies::piece::Piece;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use brigade_engine::batch::{CopyName, SlotId, TokenMark};
+use brigade_engine::batch::{CopyName, TokenMark};
 use brigade_plan::Checkpoint;
 use brigade_proto::copies::{CopySource, FindRequest, Found, PutBackRequest};
 use brigade_proto::limits::{COPY_NAME_BYTES, MAX_CHUNK_BYTES, MAX_COPY_NAMES};
@@ -111,7 +111,12 @@ impl StageStates {
             });
         }
         let fetched = self.put(puts, PUT_BACK_WITHIN).await?;
-        tracing::debug!(slot = to.slot.0, len = choice.len, fetched, "a sequence goes on from a copy");
+        tracing::debug!(
+            slot = to.slot.0,
+            len = choice.len,
+            fetched,
+            "a sequence goes on from a copy"
+        );
         Ok(fetched)
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use brigade_engine::batch::SlotId;
 use brigade_sched::{KeptOf, RequestId};
 
 use crate::stages::prefix_names::{Names, Salt};

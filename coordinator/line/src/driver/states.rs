@@ -186,8 +186,6 @@ async fn perform(access: &Arc<dyn StateAccess>, to: PutSlot, transfer: Transfer)
             Outcome::Loaded(access.write(slot, snapshot).await.map_err(failed), reply)
         }
         Transfer::SavePrefix(save) => Outcome::PrefixSaved(records::save(access, *save).await),
-        Transfer::LoadPrefix(load) => {
-            Outcome::PrefixLoaded(records::load(access, to, *load).await)
-        }
+        Transfer::LoadPrefix(load) => Outcome::PrefixLoaded(records::load(access, to, *load).await),
     }
 }

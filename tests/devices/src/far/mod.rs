@@ -85,12 +85,7 @@ impl Far {
 
 impl Accelerator for Far {
     fn facts(&self) -> AcceleratorFacts {
-        AcceleratorFacts {
-            fast_units: None,
-            is_on_cores: false,
-            most_index_heads: 0,
-            sends_beside: false,
-        }
+        AcceleratorFacts::default()
     }
 
     fn alloc(&self, len: usize, _: Purpose) -> Result<Box<dyn Buffer>, DeviceError> {

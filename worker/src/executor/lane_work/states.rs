@@ -8,8 +8,8 @@ use brigade_proto::failure::{Failure, FailureKind};
 
 use super::{LaneWork, Unusable, panic_text};
 use crate::copies::parting::Keep;
-use crate::copies::stage_copy::{Copied, Wanted};
 use crate::copies::put::{PutBack, PutPart};
+use crate::copies::stage_copy::{Copied, Wanted};
 use crate::executor::changes::Unchanged;
 use crate::executor::jobs::{Answer, HeldFound};
 use crate::executor::output::LaneRun;
