@@ -40,6 +40,9 @@ pub const RESTS_KEPT: usize = 3;
 /// come meanwhile. They are a part of what a process takes itself ([`PROCESS_BYTES`](crate::machine::memory::PROCESS_BYTES)).
 pub const PUTTING_BYTES: u64 = 16 << 20;
 
-/// The same at most, where there is memory: a stage that is busy takes one part between two ubatches, and ubatches wait
-/// while it does.
+/// The same at most, where there is memory for it: ubatches wait while a stage takes a part.
 pub const MAX_PUTTING_BYTES: u64 = 1 << 30;
+
+/// The largest state that a sequence may have is this many times as large as what is in memory at once, where there is memory
+/// for that: a stage that is busy takes one part between two ubatches.
+pub const PUTTING_SHARE: u64 = 16;

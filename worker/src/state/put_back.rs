@@ -21,7 +21,7 @@ use crate::copies::parts::bad;
 use crate::copies::put::{PutBack, PutPart};
 use crate::copies::source::{Source, check_room};
 use crate::copies::store::{Head, Item};
-use crate::copies::{MAX_PUTTING_BYTES, PUTTING_BYTES};
+use crate::copies::{MAX_PUTTING_BYTES, PUTTING_BYTES, PUTTING_SHARE};
 use crate::executor::changes::Unchanged;
 use crate::executor::gone;
 use crate::executor::jobs::Job;
@@ -162,7 +162,8 @@ impl Worker {
         let door = self.door(coordinator_id, *epoch, *slot)?;
         let beside = door.room.saturating_sub(self.copies().parting.nbytes());
         // A node's other stages may have less to spare.
-        let more = door.limit.min(MAX_PUTTING_BYTES - PUTTING_BYTES);
+        let wanted = (door.limit / PUTTING_SHARE).clamp(PUTTING_BYTES, MAX_PUTTING_BYTES);
+        let more = wanted - PUTTING_BYTES;
         let memory = self.loader.ledger.beside_up_to(more, beside.min(more));
         let more = memory.as_ref().map_or(0, |memory| memory.amount().stage);
         let mut putting = Putting {
