@@ -162,8 +162,8 @@ impl Worker {
         let door = self.door(coordinator_id, *epoch, *slot)?;
         let beside = door.room.saturating_sub(self.copies().parting.nbytes());
         // A node's other stages may have less to spare.
-        let wanted = (door.limit / PUTTING_SHARE).clamp(PUTTING_BYTES, MAX_PUTTING_BYTES);
-        let more = wanted - PUTTING_BYTES;
+        let share = (door.limit / PUTTING_SHARE).clamp(PUTTING_BYTES, MAX_PUTTING_BYTES);
+        let more = share - PUTTING_BYTES;
         let memory = self.loader.ledger.beside_up_to(more, beside.min(more));
         let more = memory.as_ref().map_or(0, |memory| memory.amount().stage);
         let mut putting = Putting {
