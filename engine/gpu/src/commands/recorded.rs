@@ -106,13 +106,8 @@ impl Recorded {
             }
             return Ok(at);
         }
-        let info = vk::CommandBufferAllocateInfo::default()
-            .command_pool(self.pool)
-            .level(vk::CommandBufferLevel::PRIMARY)
-            .command_buffer_count(1);
         // SAFETY: the pool is of this device, and used under the recorder's lock alone.
-        let commands = unsafe { device.raw.allocate_command_buffers(&info) }
-            .map_err(GpuError::of("a command buffer"))?[0];
+        let commands = unsafe { command_buffer(device, self.pool) }?;
         self.buffers.push(Buffer { commands, batch: Batch::default(), fingerprint: 0, number: 0 });
         Ok(self.buffers.len() - 1)
     }
@@ -128,4 +123,21 @@ impl Recorded {
             device.raw.destroy_pipeline_layout(self.layout, None);
         }
     }
+}
+
+/// A new command buffer of a pool.
+///
+/// # Safety
+/// The pool is of this device, and nobody else uses it meanwhile.
+pub(super) unsafe fn command_buffer(
+    device: &Device,
+    pool: vk::CommandPool,
+) -> Result<vk::CommandBuffer, GpuError> {
+    let info = vk::CommandBufferAllocateInfo::default()
+        .command_pool(pool)
+        .level(vk::CommandBufferLevel::PRIMARY)
+        .command_buffer_count(1);
+    // SAFETY: promised by the caller.
+    let buffers = unsafe { device.raw.allocate_command_buffers(&info) };
+    Ok(buffers.map_err(GpuError::of("a command buffer"))?[0])
 }

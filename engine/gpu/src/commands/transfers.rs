@@ -3,6 +3,7 @@
 
 use ash::vk;
 
+use super::recorded::command_buffer;
 use super::timeline::Timeline;
 use super::turns::Handing;
 use crate::error::GpuError;
@@ -114,13 +115,8 @@ impl Transfers {
             idle.1 = number;
             return Ok(idle.0);
         }
-        let info = vk::CommandBufferAllocateInfo::default()
-            .command_pool(self.pool)
-            .level(vk::CommandBufferLevel::PRIMARY)
-            .command_buffer_count(1);
         // SAFETY: the pool is of this device, and used under the recorder's lock alone.
-        let commands = unsafe { device.raw.allocate_command_buffers(&info) }
-            .map_err(GpuError::of("a command buffer"))?[0];
+        let commands = unsafe { command_buffer(device, self.pool) }?;
         self.buffers.push((commands, number));
         Ok(commands)
     }

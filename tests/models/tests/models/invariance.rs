@@ -393,10 +393,33 @@ fn recurrent_state_is_copied_and_restored_with_the_same_bits() {
     }
 }
 
+/// Rows of a prompt, of all of which logits are wanted.
+fn rows(prompt: &[u32], slot: u32, range: Range<usize>) -> SeqPart {
+    SeqPart {
+        slot: SlotId(slot),
+        pos: range.start as u32,
+        tokens: prompt[range].to_vec(),
+        want: Want::Logits,
+        mu: None,
+        ahead: None,
+    }
+}
+
+/// Each stage's copies of a prompt in slot 0 at position 100, which has one full page, and at its end, without that page.
+fn copied_twice(line: &mut Line, prompt: &[u32]) -> [Vec<StageCopy>; 2] {
+    let copy = |stage: &Stage, len: usize, pages: u32| {
+        stage.copy_new(SlotId(0), len as u32, None, pages, CopyRoom::fresh(1 << 30)).unwrap()
+    };
+    let (first, len) = (100, prompt.len());
+    line.run(vec![Line::open_slot(0, None)], vec![rows(prompt, 0, 0..first)]);
+    let early = line.stages().iter().map(|stage| copy(stage, first, 0)).collect();
+    line.run(Vec::new(), vec![rows(prompt, 0, first..len)]);
+    [early, line.stages().iter().map(|stage| copy(stage, len, 1)).collect()]
+}
+
 /// Copies as checkpoints take them: full pages once, the rest of the last position.
 fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
     let (prompt, len) = continued(5);
-    let first = 100;
     for (model, kv_type) in [
         ("granitehybrid", KvType::F16),
         ("deepseek4", KvType::F32),
@@ -407,21 +430,8 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
         let mut line =
             Line::open(&path(model), &LineConfig { kv_type, cuts, ..LineConfig::default() });
         let whole = line.logits(&prompt, 512);
-        let part = |slot, range: Range<usize>| SeqPart {
-            slot: SlotId(slot),
-            pos: range.start as u32,
-            tokens: prompt[range].to_vec(),
-            want: Want::Logits,
-            mu: None,
-            ahead: None,
-        };
-        let copy = |stage: &Stage, len: usize, pages: u32| {
-            stage.copy_new(SlotId(0), len as u32, None, pages, CopyRoom::fresh(1 << 30)).unwrap()
-        };
-        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
-        let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();
-        line.run(Vec::new(), vec![part(0, first..len)]);
-        let late: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, len, 1)).collect();
+        let part = |slot, range| rows(&prompt, slot, range);
+        let [early, late] = copied_twice(&mut line, &prompt[..len]);
         line.run(vec![Line::open_slot(2, None)], Vec::new());
         let n = line.stages().len();
         for (i, stage) in line.stages().iter_mut().enumerate() {
@@ -445,26 +455,13 @@ fn pages_and_slots_are_put_back_from_copies_with_the_same_bits() {
 /// Ubatches of another sequence come between the parts: windows keep what was put there.
 fn a_state_is_put_back_in_parts_while_others_are_computed() {
     let (prompt, len) = continued(5);
-    let (first, cuts) = (100, vec![2]);
+    let cuts = vec![2];
     for model in ["gemma3", "granitehybrid", "deepseek4"] {
         let config = LineConfig { cuts: cuts.clone(), windows: true, ..LineConfig::default() };
         let mut line = Line::open(&path(model), &config);
         let whole = line.logits(&prompt, 512);
-        let part = |slot, range: Range<usize>| SeqPart {
-            slot: SlotId(slot),
-            pos: range.start as u32,
-            tokens: prompt[range].to_vec(),
-            want: Want::Logits,
-            mu: None,
-            ahead: None,
-        };
-        let copy = |stage: &Stage, len: usize, pages: u32| {
-            stage.copy_new(SlotId(0), len as u32, None, pages, CopyRoom::fresh(1 << 30)).unwrap()
-        };
-        line.run(vec![Line::open_slot(0, None)], vec![part(0, 0..first)]);
-        let early: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, first, 0)).collect();
-        line.run(Vec::new(), vec![part(0, first..len)]);
-        let late: Vec<StageCopy> = line.stages().iter().map(|s| copy(s, len, 1)).collect();
+        let part = |slot, range| rows(&prompt, slot, range);
+        let [early, late] = copied_twice(&mut line, &prompt[..len]);
         line.run(vec![Line::open_slot(1, None), Line::open_slot(2, None)], Vec::new());
         // The page, then the other pages with what is good at that position alone, and the other sequence behind each.
         let mut come: Vec<Vec<(u32, u32, Written)>> = vec![Vec::new(); early.len()];
