@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use brigade_proto::tls::authority::Validity;
 use brigade_proto::tls::identity::to_pem;
 use brigade_proto::tls::{NodeKey, Role, unix_now};
-use brigade_tests::process::{Running, brigade};
+use brigade_tests::process::{Running, brigade, run};
 use brigade_tests::secure::{Cluster, IN_FORCE_WITHIN, PAST_A_SECOND, READY, refusal, wait_until};
 
 /// Machines beside the coordinator's.
@@ -157,10 +157,22 @@ fn three_machines_joined_by_token_and_nobody_else() {
     println!("| 1-2 | | the line is up again without it, and answers |");
     let third = workers.remove(2);
     drop(third);
+    members_are_sent_to_the_coordinator(&cluster);
     std::fs::remove_file(cluster.dir.join("machine-3/node/certificate.pem")).unwrap();
     let (line, data) = (cluster.join_line(&[]), cluster.data("machine-3"));
     let said = refusal(&mut net.on("w3", &worker_args(&line, &data)));
     told("3", "a fresh token, revoked", &said, "was revoked");
+}
+
+/// A member has no books and makes no tokens, and asking leaves it no authority.
+fn members_are_sent_to_the_coordinator(cluster: &Cluster) {
+    let data = cluster.data("machine-1");
+    for command in [["nodes"].as_slice(), &["token", "create"]] {
+        let output = run(&[command, &["--data-dir", &data]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("on its coordinator's machine"), "{said}");
+    }
+    assert!(!std::fs::exists(format!("{data}/cluster")).unwrap(), "an authority was made");
 }
 
 /// Name of the third node that joined.

@@ -77,10 +77,10 @@ impl Roll {
         self.line.len() + self.spare.len() + self.waiting.len()
     }
 
-    /// `12.00 GiB of 40.00 GiB`: memory there of memory needed.
+    /// `12.00 GiB there, 40.00 GiB needed`, of memory.
     pub fn memory(&self) -> String {
         let [there, needed] = [self.memory_bytes, self.memory_needed_bytes].map(format_bytes);
-        format!("{there} of {needed}")
+        format!("{there} there, {needed} needed")
     }
 }
 

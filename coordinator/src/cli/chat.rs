@@ -73,7 +73,7 @@ Examples:
   brigade chat                                        the built-in demo over two local workers
   brigade chat -m model.gguf --system 'Answer briefly.'
   brigade chat --url http://127.0.0.1:8080
-  brigade chat --url https://brigade.example --api-key brg_... --ca ca.pem
+  brigade chat --url https://brigade.example --api-key bgd-... --ca ca.pem
   echo 'What is a bucket brigade?' | brigade chat -m model.gguf
 
 Ctrl-C ends an answer, Ctrl-D the chat. /help lists the commands. Where standard input is no terminal, each line is

@@ -56,7 +56,7 @@ fn a_small_worker_is_counted_and_others_are_waited_for() {
     let server = Running::start_logged(&args, SERVING, &log);
     let small = joining(&control, "50M");
     let said = wait_for("the headline", || lines(&log, &["no line yet: 1 worker joined"]).pop());
-    assert!(said.contains("50.00 MiB of ") && said.contains("one more worker with"), "{said}");
+    assert!(said.contains("50.00 MiB there, ") && said.contains("one more worker with"), "{said}");
     assert!(is_alive(server.pid()));
     let public = get(&format!("{}/health", server.ready)).unwrap();
     assert_eq!((public.status, public.body.contains("workers")), (503, false), "{}", public.body);
@@ -81,7 +81,7 @@ fn workers_that_are_expected_are_counted_with_their_memory() {
     let args = ["serve", "--listen", "127.0.0.1:0", "--control", &control, "--expect", "3"];
     let server = Running::start_logged(&args, SERVING, &log);
     let _one = joining(&control, "300M");
-    let words = ["no line yet: 1 of 3 workers joined, 300.00 MiB of "];
+    let words = ["no line yet: 1 of 3 workers joined, 300.00 MiB there, "];
     wait_for("the headline", || lines(&log, &words).pop());
     drop(server);
     std::fs::remove_file(log).unwrap();

@@ -304,6 +304,22 @@ impl Member {
         self.recent_breaks(now).next().is_some()
     }
 
+    /// Forgets the lines that it broke: the operator orders that it be used.
+    pub fn trust(&mut self) {
+        self.breaks.clear();
+    }
+
+    /// The time until it is trusted again; `None`: it is now.
+    pub fn doubted_for(&self, now: Instant) -> Option<Duration> {
+        // Its oldest breaks are forgotten first.
+        let mut ends: Vec<Instant> = self.breaks.iter().map(|(at, _)| *at + DOUBT_FOR).collect();
+        ends.sort_unstable();
+        let trusted = |at: &Instant| self.doubts(*at) == 0;
+        (self.doubts(now) > 0).then(|| {
+            ends.into_iter().find(trusted).map_or(DOUBT_FOR, |at| at.saturating_duration_since(now))
+        })
+    }
+
     /// Notes that it broke a line, or kept one from coming up.
     pub fn broke(&mut self, now: Instant, weight: u32) {
         self.breaks.retain(|(at, _)| now.saturating_duration_since(*at) < DOUBT_FOR);
@@ -514,5 +530,22 @@ mod tests {
         newcomer.broke(now, BROKE_BADLY);
         assert_eq!(newcomer.doubts(now), 1);
         assert!(newcomer.seen(0, now).broke_badly && !member.seen(0, now).broke_badly);
+    }
+
+    #[test]
+    fn doubts_end_in_time_and_by_order() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(60);
+        let mut member = joined(start);
+        assert_eq!(member.doubted_for(start), None);
+        for _ in 0..=FORGIVEN {
+            member.broke(start, BROKE);
+        }
+        member.broke(later, BROKE);
+        let left = member.doubted_for(later).unwrap();
+        assert_eq!(member.doubts(later + left), 0);
+        assert!(member.doubts(later + left - Duration::from_millis(1)) > 0);
+        member.trust();
+        assert_eq!((member.doubts(later), member.doubted_for(later)), (0, None));
     }
 }

@@ -56,8 +56,8 @@ fn memory_of(caps: &Capabilities) -> u64 {
     caps.memory_limit.saturating_add(host.map_or(0, |host| host.memory_limit))
 }
 
-/// The number of workers that are there of those expected, and their memory of the amount needed: `1 of 3 workers
-/// joined, 12.00 GiB of 40.00 GiB`. Workers that the user names "are there"; others have "joined".
+/// The number of workers that are there of those expected, and their memory beside the amount needed: `1 of 3 workers
+/// joined, 12.00 GiB there, 40.00 GiB needed`. Workers that the user names "are there"; others have "joined".
 pub fn headline(lacking: &Lacking, roll: &Roll, joins: bool) -> String {
     let come = match (joins, lacking) {
         (true, _) => "joined",
@@ -152,10 +152,10 @@ mod tests {
         let (memory_bytes, memory_needed_bytes) = (12 << 30, 40 << 30);
         let roll = Roll { memory_bytes, memory_needed_bytes, ..Roll::default() };
         let few = Lacking::Workers { there: 1, wanted: 3 };
-        let says = "1 of 3 workers joined, 12.00 GiB of 40.00 GiB";
+        let says = "1 of 3 workers joined, 12.00 GiB there, 40.00 GiB needed";
         assert_eq!(headline(&few, &roll, true), says);
         let small = Lacking::Memory { there: 1, why: "m does not fit".to_string() };
-        let says = "1 worker joined, 12.00 GiB of 40.00 GiB: m does not fit";
+        let says = "1 worker joined, 12.00 GiB there, 40.00 GiB needed: m does not fit";
         assert_eq!(headline(&small, &roll, true), says);
         assert!(headline(&small, &roll, false).starts_with("1 worker is there, "));
     }

@@ -35,7 +35,9 @@ struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
     /// No such token was made here, or it was deleted, or its secret is wrong.
-    #[error("the token is not one of this cluster: make one with `brigade token create`")]
+    #[error(
+        "the token is not one of this cluster, or was withdrawn: make one with `brigade token create`"
+    )]
     Unknown,
     /// The token has expired.
     #[error("the token has expired: make another one with `brigade token create`")]

@@ -126,7 +126,7 @@ impl Supervisor {
                 Err(refused) => Err(refused),
             },
             Question::Undrain { worker } => self.undrain(worker),
-            Question::Rebalance => match self.gain() {
+            Question::Rebalance => match self.gain_with_all() {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
                     let what =
                         format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
@@ -188,6 +188,7 @@ impl Supervisor {
         let Some((name, was_drained)) = member.map(|member| {
             let was = member.is_drained();
             member.undrain();
+            member.trust();
             (member.name(), was)
         }) else {
             return Err(Refused(format!("{worker} has just left")));
@@ -487,6 +488,12 @@ impl Supervisor {
         let plan =
             place::plan_over(&self.ends.model, usable.iter().filter_map(conn), config).ok()?;
         Some(slowest / plan.slowest_us())
+    }
+
+    /// [`Self::gain`] over workers that broke lines lately too: an operator who orders it knows that they are well again.
+    fn gain_with_all(&mut self) -> Option<f64> {
+        self.members.values_mut().for_each(Member::trust);
+        self.gain()
     }
 
     /// Connected members that the next line may use.

@@ -17,17 +17,21 @@ impl Supervisor {
     /// # Errors
     /// The reason why the layers cannot move there, and which move is possible.
     pub(super) fn may_move(
-        &self,
+        &mut self,
         worker: &str,
         layers: &Range<usize>,
     ) -> Result<(Ordered, String), Refused> {
         self.refuse_if_cut_by_hand()?;
         let to = self.member_called(worker)?;
+        // Whoever orders it knows that it is well again.
+        if let Some(member) = self.members.get_mut(&to) {
+            member.trust();
+        }
         let Line::Up { stages, layers: cut, .. } = &self.line else {
             return Err(Refused("there is no line whose layers could be moved".to_owned()));
         };
         if !self.usable().contains(&to) && !stages.contains(&to) {
-            let why = format!("{worker} gets no layers: it is drained, not there, or broke lines");
+            let why = format!("{worker} gets no layers: it is drained, or not there");
             return Err(Refused(why));
         }
         let line: Vec<(MemberId, Range<usize>)> =

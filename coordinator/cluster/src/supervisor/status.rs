@@ -1,6 +1,6 @@
 //! The supervisor's part about status for operators: lists each machine under one name, with its state.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use brigade_line::admin::{ClusterStatus, NodeState, NodeStatus, StageBytes, StageStatus};
 use brigade_proto::control::HealthReply;
@@ -85,7 +85,11 @@ impl Supervisor {
             gop_per_second: known.map(|k| k.gop_per_second),
             slowdown: member.conn().map(|conn| conn.slowdown()),
             device: known.map(|k| k.device.clone()),
-            why: member.why().map(|why| roll::without_name(member, why)),
+            why: match member.why() {
+                Some(why) => Some(roll::without_name(member, why)),
+                None if stage.is_none() => member.doubted_for(now).map(doubted),
+                None => None,
+            },
         }
     }
 
@@ -116,6 +120,15 @@ impl Supervisor {
         };
         Some(hint.for_machines(machines.max(1)))
     }
+}
+
+/// Why a worker that is there has no layers.
+fn doubted(left: Duration) -> String {
+    format!(
+        "it broke a line: for {} s more it gets layers only where the others do not suffice, or now by brigade cluster \
+         rebalance",
+        left.as_secs().max(1)
+    )
 }
 
 /// Bytes of a stage by memory, from a heartbeat.

@@ -13,6 +13,7 @@ use brigade_proto::address::Address;
 use brigade_proto::net::Network;
 use brigade_proto::tls::{External, unix_now};
 use brigade_worker::config::node_name;
+use brigade_worker::identity::membership::Membership;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -33,6 +34,10 @@ const COMMANDS_FOR: Duration = Duration::from_secs(30 * 86_400);
 const MAX_USES: i64 = 10_000;
 /// Longest time a token is good for.
 const TOKEN_FOR_AT_MOST: Duration = Duration::from_secs(30 * 86_400);
+
+/// What a machine that has joined is told first, where only a coordinator's machine has an answer.
+const JOINED_ITSELF: &str =
+    "this machine has joined a cluster, whose tokens and nodes are on its coordinator's machine; ";
 
 /// A cluster's security, as `serve` takes it.
 #[derive(Clone, Debug, Args)]
@@ -297,17 +302,20 @@ fn create(args: &CreateArgs) -> Result<()> {
     if args.ttl > TOKEN_FOR_AT_MOST {
         bail!("--ttl is at most {} days", TOKEN_FOR_AT_MOST.as_secs() / 86_400);
     }
-    let pki = Pki::open(&args.data_dir.path()?, CERTIFICATES_FOR_AT_LEAST)?;
+    let data_dir = args.data_dir.path()?;
+    // Only then is an authority made: a machine that asks in error has none.
     let join = match &args.join {
         Some(address) => address.to_string(),
-        None => pki.folder().control()?.with_context(|| {
+        None => Folder::within(&data_dir).control()?.with_context(|| {
+            let joined = if Membership::is_in(&data_dir) { JOINED_ITSELF } else { "" };
             format!(
-                "no server has said yet where workers join: start `brigade serve --control HOST:PORT{}`, or say \
+                "{joined}no server has said yet where workers join: start `brigade serve --control HOST:PORT{}`, or say \
                  --join HOST:PORT",
                 args.data_dir.hint()
             )
         })?,
     };
+    let pki = Pki::open(&data_dir, CERTIFICATES_FOR_AT_LEAST)?;
     let token = pki.create_token(args.ttl, args.uses)?;
     output::line(format_args!("brigade worker --join {join} --token {token}"))
 }
@@ -358,7 +366,12 @@ pub async fn nodes(args: &NodesArgs) -> Result<()> {
     };
     let rows: Vec<_> = nodes.iter().map(cells).collect();
     output::table(&["node", "address", "key", "state", "joined", "certificate ends"], &rows)?;
-    if nodes.is_empty() {
+    if nodes.is_empty() && Membership::is_in(&folder) {
+        output::remark(format_args!(
+            "{JOINED_ITSELF}no machine has joined one of {}",
+            folder.display()
+        ));
+    } else if nodes.is_empty() {
         let (folder, hint) = (folder.display(), args.data_dir.hint());
         output::remark(format_args!(
             "no machine has joined the cluster of {folder}; to let one in: brigade token create{hint}"
