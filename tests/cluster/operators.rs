@@ -149,8 +149,38 @@ fn a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed() {
     assert_eq!(node(&cluster, "lab")["state"], "has joined", "without a server nobody knows more");
 }
 
+/// A worker that was killed and started again is left out by itself, says why, and is used when the operator says so.
+fn a_worker_that_broke_a_line_is_used_by_order() {
+    let cluster = Cluster::new();
+    let server = cluster.serve(&["--expect", "2", "--replace-after", "1s"]);
+    let token = cluster.token(&["--uses", "2"]);
+    let joins = |name: &str| {
+        let args = cluster.worker_args(name, Some(&token), &["--speed", "20,200"]);
+        Running::start(&args.iter().map(String::as_str).collect::<Vec<_>>(), READY)
+    };
+    let (lab, attic) = (joins("lab"), joins("attic"));
+    wait_up(&server);
+    wait_until("both serve", SOON, || {
+        ["lab", "attic"].iter().all(|w| state(&cluster, w) == "serves")
+    });
+    signal("KILL", attic.pid());
+    wait_until("the line goes on", SOON, || state(&cluster, "lab") == "serves");
+    drop(attic);
+    let again = joins("attic");
+    wait_until("it is a spare", SOON, || state(&cluster, "attic") == "spare");
+    let said = || cluster.admin(&["cluster", "status"]);
+    assert!(said().contains("attic: it broke a line: for "), "{}", said());
+    let moved = cluster.admin(&["cluster", "rebalance"]);
+    assert!(moved.contains("rebalanced: "), "{moved}");
+    wait_until("both serve again", SOON, || {
+        ["lab", "attic"].iter().all(|w| state(&cluster, w) == "serves")
+    });
+    drop((again, lab, server));
+}
+
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
     waits:
         who_waits_is_told_what_for_and_what_to_type,
-        a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed;
+        a_machine_has_one_name_in_all_commands_and_is_lost_when_it_is_killed,
+        a_worker_that_broke_a_line_is_used_by_order;
 ];
