@@ -1,7 +1,7 @@
 //! Threads for work that strangers ask for: grammars and masks. Owners take turns, and none of them has all threads.
 //!
-//! The threads have the lowest priority that the system knows. They never hold up the threads that compute models for
-//! longer than a moment, however many grammars come.
+//! The threads have a low priority. On a core that also computes models each takes a tenth of it at most, however many
+//! grammars come, and gets that tenth: at the lowest priority an answer would wait minutes for a grammar of milliseconds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Threads of one [`Turns`]. One owner has all but one at most, so that another one's work begins at once.
 pub const THREADS: usize = 2;
 
-/// The last of the nice values of Unix.
-const LEAST_PRIORITY: i32 = 19;
+/// Their nice value: Linux weighs it as 110 beside 1024 of threads that compute models (`sched_prio_to_weight`).
+const NICE: i32 = 10;
 
 /// Owners whose last turn is remembered, beyond those that have work here.
 const MAX_REMEMBERED: usize = 1024;
@@ -77,7 +77,7 @@ impl Turns {
         let shared = self.shared.clone();
         let body = move || {
             // A system that refuses gives it the usual priority.
-            let _ = rustix::process::setpriority_process(None, LEAST_PRIORITY);
+            let _ = rustix::process::setpriority_process(None, NICE);
             shared.work_on();
         };
         match thread::Builder::new().name(self.name.to_owned()).spawn(body) {

@@ -2,7 +2,7 @@
 //! and measures them.
 //!
 //! A request is read in the scope of its owner ([`Trials::within`]). There a compilation runs on a thread of the
-//! lowest priority, and owners take turns ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`]. The limit is in
+//! low priority, and owners take turns ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`]. The limit is in
 //! bytes, so that the load of the machine does not decide whether a request is accepted. Results are remembered for
 //! each owner, so that equal grammars of its requests are compiled once. They are not shared between owners, since
 //! the time would reveal that another owner has sent this text. A request that waits for a compilation leaves its
