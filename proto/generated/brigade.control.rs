@@ -29,7 +29,7 @@ pub struct Capabilities {
     /// Measured at start with `threads` threads: memory read, 10^9 bytes a second.
     #[prost(double, tag = "9")]
     pub gb_per_second: f64,
-    /// Measured at start with `threads` threads: int8 dot products, 10^9 operations a second.
+    /// Measured at start with `threads` threads: products with weights of few bits, 10^9 operations a second.
     #[prost(double, tag = "10")]
     pub gop_per_second: f64,
     /// Names the machine for as long as it is up: equal ids share memory, cores and files.
@@ -62,6 +62,22 @@ pub struct Capabilities {
     /// Its disks; absent: it does not say.
     #[prost(message, optional, tag = "20")]
     pub disk: ::core::option::Option<DiskPart>,
+    /// Products with other weights; absent: gop_per_second is that of all.
+    #[prost(message, optional, tag = "21")]
+    pub products: ::core::option::Option<ProductSpeeds>,
+}
+/// Measured at start as gop_per_second of Capabilities, which is of Q4_K: a type of weights for each further class of products.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct ProductSpeeds {
+    /// Weights of six or seven bits, or with a scale for each 16 columns.
+    #[prost(double, tag = "1")]
+    pub q6_k: f64,
+    /// Weights that fill the byte once they are unpacked.
+    #[prost(double, tag = "2")]
+    pub q8_0: f64,
+    /// Floating-point weights.
+    #[prost(double, tag = "3")]
+    pub f16: f64,
 }
 /// The folder of a worker's cache, as all workers that share it have it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -132,6 +148,9 @@ pub struct HostPart {
     /// Whether the GPU computes meanwhile.
     #[prost(bool, tag = "7")]
     pub sent_beside: bool,
+    /// As those of Capabilities.
+    #[prost(message, optional, tag = "8")]
+    pub products: ::core::option::Option<ProductSpeeds>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JoinRequest {

@@ -97,7 +97,14 @@ pub fn check_claims(caps: &Capabilities) -> Result<(), Incompatible> {
         ("capabilities.gb_per_second", caps.gb_per_second),
         ("capabilities.gop_per_second", caps.gop_per_second),
     ];
-    for (field, speed) in speeds {
+    let of_products = caps.products.iter().flat_map(|products| {
+        [
+            ("capabilities.products.q6_k", products.q6_k),
+            ("capabilities.products.q8_0", products.q8_0),
+            ("capabilities.products.f16", products.f16),
+        ]
+    });
+    for (field, speed) in speeds.into_iter().chain(of_products) {
         let is_possible = speed.is_finite() && speed > 0.0 && speed <= MAX_CLAIMED_SPEED;
         possible(is_possible, field, speed, format!("above 0, at most {MAX_CLAIMED_SPEED}"))?;
     }
@@ -209,6 +216,8 @@ fn require<'a>(
 
 #[cfg(test)]
 mod tests {
+    use crate::control::ProductSpeeds;
+
     use super::*;
 
     fn worker() -> Capabilities {
@@ -269,12 +278,17 @@ mod tests {
     fn absurd_claims_are_named() {
         assert_eq!(check_claims(&worker()), Ok(()));
         type Change = fn(&mut Capabilities);
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 16] = [
             ("gb_per_second is NaN", |c| c.gb_per_second = f64::NAN),
             ("gb_per_second is inf", |c| c.gb_per_second = f64::INFINITY),
             ("gb_per_second is 0", |c| c.gb_per_second = 0.0),
             ("gop_per_second is -1", |c| c.gop_per_second = -1.0),
             ("gop_per_second is 1000000000000", |c| c.gop_per_second = 1e12),
+            ("products.q6_k is 0", |c| c.products = Some(ProductSpeeds::default())),
+            ("products.f16 is inf", |c| {
+                let (q6_k, q8_0, f16) = (1.0, 1.0, f64::INFINITY);
+                c.products = Some(ProductSpeeds { q6_k, q8_0, f16 });
+            }),
             ("memory_limit is 0", |c| c.memory_limit = 0),
             ("memory_limit is 18446744073709551615", |c| c.memory_limit = u64::MAX),
             ("memory_free is 1073741825", |c| c.memory_free = (1 << 30) + 1),

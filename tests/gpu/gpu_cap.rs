@@ -10,7 +10,9 @@ use brigade_engine::kernels::KvType;
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
 use brigade_model_tests::line::into_logits;
-use brigade_plan::{HostExperts, HostFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{
+    ByClass, HostExperts, HostFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
+};
 use brigade_spec::ModelError;
 use brigade_synth::{Arch, Experts, FileType, Shape, Spec};
 
@@ -52,7 +54,7 @@ fn planned(facts: &ModelFacts, cap: u64) -> Plan {
     let host = HostFacts {
         memory: Some(1 << 40),
         gbps: 50.0,
-        gops: 1000.0,
+        gops: ByClass::all(1000.0),
         sent_gbps: 0.0,
         sent_beside: false,
         experts: HostExperts::Auto,
@@ -61,7 +63,7 @@ fn planned(facts: &ModelFacts, cap: u64) -> Plan {
         name: "gpu".to_owned(),
         memory: cap,
         gbps: 500.0,
-        gops: 20_000.0,
+        gops: ByClass::all(20_000.0),
         link: None,
         host: Some(host),
         holds: 0..0,

@@ -10,6 +10,7 @@ mod plan_beside;
 mod plan_depth;
 mod plan_held;
 mod plan_machines;
+mod plan_mixed;
 mod plan_needs;
 mod plan_passes;
 mod plan_random;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         plan_depth,
         plan_held,
         plan_machines,
+        plan_mixed,
         plan_needs,
         plan_passes,
         plan_random,

@@ -6,8 +6,8 @@ use std::ops::Range;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    Balance, DraftFacts, HandCut, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts, Plan,
-    PlanError, PlanSettings, WorkerFacts, plan, plan_by_hand, plan_line,
+    Balance, ByClass, DraftFacts, HandCut, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts,
+    Plan, PlanError, PlanSettings, ProductClass, WorkerFacts, plan, plan_by_hand, plan_line,
 };
 use brigade_synth::{Arch, FileType, Shape, Spec};
 
@@ -17,7 +17,7 @@ fn reference() -> ModelFacts {
     let bits = |elements: u64, bits: u64| elements * bits / 8;
     let layer = LayerFacts {
         weight_bytes: bits(elements, 5),
-        elements,
+        elements: few_bits(elements),
         kv_bytes: 4 * 64 * 2 * 2,
         kv_small_bytes: 0,
         ..LayerFacts::default()
@@ -28,7 +28,7 @@ fn reference() -> ModelFacts {
         layers: vec![layer; 32],
         embedding_bytes: bits(vocab, 5),
         head_bytes: bits(vocab, 5),
-        head_elements: vocab,
+        head_elements: few_bits(vocab),
         drafts: DraftFacts::default(),
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,
@@ -39,13 +39,18 @@ fn reference() -> ModelFacts {
     }
 }
 
+/// Elements of weights of few bits.
+pub fn few_bits(elements: u64) -> ByClass<u64> {
+    ByClass::only(ProductClass::Nibble, elements)
+}
+
 /// Equal workers with so much memory each.
 pub fn workers(n: usize, memory: u64) -> Vec<WorkerFacts> {
     let worker = |i| WorkerFacts {
         name: format!("w{i}"),
         memory,
         gbps: 10.0,
-        gops: 200.0,
+        gops: ByClass::all(200.0),
         link: None,
         host: None,
         holds: 0..0,
@@ -87,8 +92,8 @@ fn a_cut_is_for_keys_whose_drafts_are_right_and_for_others() {
         let LayerFacts { weight_bytes, elements, .. } = model.layers[0];
         model.drafts = DraftFacts {
             weight_bytes: layers_worth * weight_bytes,
-            elements: layers_worth * elements,
-            entry_elements: layers_worth * elements / 2,
+            elements: elements.map(|n| layers_worth * n),
+            entry_elements: layers_worth * elements.sum() / 2,
             ..DraftFacts::default()
         };
         let of_cut = |first: usize| {
@@ -172,7 +177,7 @@ fn equal_workers_are_within_one_layer_of_ideal() {
 
 fn faster_workers_get_more() {
     let mut workers = workers(2, 8 << 30);
-    (workers[0].gbps, workers[0].gops) = (30.0, 600.0);
+    (workers[0].gbps, workers[0].gops) = (30.0, ByClass::all(600.0));
     let plan = plan(&reference(), &workers, &PlanSettings::default()).unwrap();
     let n: Vec<usize> = layers(&plan).iter().map(ExactSizeIterator::len).collect();
     assert!((24..=27).contains(&n[0]), "{}", plan.explain());
@@ -251,12 +256,12 @@ fn synthetic(size: &str, quant: &str, arch: &str) -> ModelFacts {
 fn facts_of_the_reference_model() {
     let facts = synthetic("0.6b", "Q4_K_M", "llama");
     assert_eq!(facts.layers.len(), 32);
-    assert_eq!(facts.layers[7].elements, 15_204_352);
-    assert_eq!(facts.head_elements, 32_768_000);
+    assert_eq!(facts.layers[7].elements.sum(), 15_204_352);
+    assert_eq!(facts.head_elements, ByClass::only(ProductClass::Halves, 32_768_000));
     assert_eq!((facts.layers[7].kv_bytes, facts.layers[7].state_bytes()), (2 * 4 * 64 * 2, 0));
     assert_eq!((facts.cut_bytes[0], facts.cut_bytes[1]), (0, 4096));
     // Between four and six bits an element, packing included.
-    let bits = 8.0 * facts.layers[7].weight_bytes as f64 / facts.layers[7].elements as f64;
+    let bits = 8.0 * facts.layers[7].weight_bytes as f64 / facts.layers[7].elements.sum() as f64;
     assert!((4.0..6.0).contains(&bits), "{bits} bits");
     let halves = plan(&facts, &workers(2, 4 << 30), &PlanSettings::default()).unwrap();
     println!("{}", halves.explain());
@@ -275,7 +280,8 @@ fn facts_of_a_mixture_of_experts() {
     let facts = synthetic("30b-a3b", "Q4_K_M", "qwen3moe");
     let layer = &facts.layers[0];
     assert_eq!(layer.expert_share, 8.0 / 128.0);
-    let active: u64 = facts.layers.iter().map(|l| l.elements).sum::<u64>() + facts.head_elements;
+    let layers: ByClass<u64> = facts.layers.iter().map(|l| l.elements).sum();
+    let active = (layers + facts.head_elements).sum();
     // "30B-A3B": 3.3 thousand million active, of which the embedding is no work.
     assert!((2_900_000_000..3_400_000_000).contains(&active), "{active}");
     let all: u64 = facts.layers.iter().map(|l| l.weight_bytes).sum();
@@ -294,7 +300,7 @@ fn kimi_k3() -> ModelFacts {
         weight_bytes: expert_bytes + dense_bytes,
         expert_bytes,
         expert_share: 16.0 / 896.0,
-        elements: 1_100_000_000,
+        elements: few_bits(1_100_000_000),
         kv_bytes: if i % 4 == 3 { 2 * 576 } else { 0 },
         kv_small_bytes: 0,
         scan_bytes: if i % 4 == 3 { 0 } else { 96 * 128 * 128 * 4 },
@@ -306,7 +312,7 @@ fn kimi_k3() -> ModelFacts {
         layers: (0..93).map(layer).collect(),
         embedding_bytes: 2 * vocab,
         head_bytes: 2 * vocab,
-        head_elements: vocab,
+        head_elements: few_bits(vocab),
         drafts: DraftFacts::default(),
         cut_bytes: (0..93)
             .map(|c: u64| if c == 0 { 0 } else { (1 + c.div_ceil(12)) * 28_672 })
@@ -326,7 +332,7 @@ fn servers(gbps: f64) -> Vec<WorkerFacts> {
         name: format!("server {i}"),
         memory: 512 << 30,
         gbps: 300.0,
-        gops: 20_000.0,
+        gops: ByClass::all(20_000.0),
         link,
         host: None,
         holds: 0..0,
@@ -495,8 +501,8 @@ fn keeping_sequences_changes_no_order() {
         expert_bytes: expert << 20,
         expert_share: 0.25,
         routed_bytes: 0,
-        elements: elements << 20,
-        routed_elements: 0,
+        elements: few_bits(elements << 20),
+        routed_elements: ByClass::all(0),
         kv_bytes: kv << 10,
         window: None,
         kv_small_bytes: 0,
@@ -512,7 +518,7 @@ fn keeping_sequences_changes_no_order() {
         ],
         embedding_bytes: 146 << 20,
         head_bytes: 49 << 20,
-        head_elements: 49 << 20,
+        head_elements: few_bits(49 << 20),
         drafts: DraftFacts::default(),
         cut_bytes: vec![0, 1000, 2000, 3000],
         scratch_bytes_per_row: 1000,
@@ -524,7 +530,7 @@ fn keeping_sequences_changes_no_order() {
         name: format!("{gbps} GB/s"),
         memory: memory << 20,
         gbps,
-        gops,
+        gops: ByClass::all(gops),
         link: None,
         host: None,
         holds: 0..0,

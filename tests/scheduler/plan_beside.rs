@@ -7,7 +7,7 @@ use brigade_engine::device::bytes_for_guests;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    HostExperts, HostFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
+    ByClass, HostExperts, HostFacts, LayerFacts, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
 };
 use brigade_synth::{Arch, FileType, Shape, Spec};
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ pub(super) fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
         name: "gpu".to_owned(),
         memory,
         gbps: 500.0,
-        gops: 20_000.0,
+        gops: ByClass::all(20_000.0),
         link: None,
         host,
         holds: 0..0,
@@ -49,7 +49,8 @@ pub(super) fn gpu(memory: u64, host: Option<HostFacts>) -> WorkerFacts {
 
 fn host(memory: u64, experts: HostExperts) -> HostFacts {
     let (sent_gbps, sent_beside) = (0.0, false);
-    HostFacts { memory: Some(memory), gbps: 50.0, gops: 1000.0, sent_gbps, sent_beside, experts }
+    let (memory, gops) = (Some(memory), ByClass::all(1000.0));
+    HostFacts { memory, gbps: 50.0, gops, sent_gbps, sent_beside, experts }
 }
 
 fn planned(model: &ModelFacts, worker: &WorkerFacts) -> Result<Plan, String> {

@@ -7,13 +7,13 @@ use brigade_plan::{
     DraftFacts, LayerFacts, LoadingMemory, ModelFacts, Plan, PlanSettings, WorkerFacts, plan,
 };
 
-use super::plan::workers;
+use super::plan::{few_bits, workers};
 
 /// Thirty-two equal layers and a head worth two of them.
 fn reference() -> ModelFacts {
     let layer = LayerFacts {
         weight_bytes: 10 << 20,
-        elements: 16 << 20,
+        elements: few_bits(16 << 20),
         kv_bytes: 1024,
         ..LayerFacts::default()
     };
@@ -22,7 +22,7 @@ fn reference() -> ModelFacts {
         layers: vec![layer; 32],
         embedding_bytes: 20 << 20,
         head_bytes: 20 << 20,
-        head_elements: 32 << 20,
+        head_elements: few_bits(32 << 20),
         drafts: DraftFacts::default(),
         cut_bytes: (0..32).map(|i| if i == 0 { 0 } else { 4096 }).collect(),
         scratch_bytes_per_row: 100_000,

@@ -2,9 +2,11 @@
 //! once in one stage would give.
 
 use brigade_plan::{
-    HostExperts, HostFacts, LayerFacts, ModelFacts, PlanSettings, StageTime, WorkerFacts, plan,
+    ByClass, HostExperts, HostFacts, LayerFacts, ModelFacts, PlanSettings, StageTime, WorkerFacts,
+    plan,
 };
 
+use super::plan::few_bits;
 use super::plan_beside::{gpu, mixture};
 
 /// gpt-oss-120b from its sizes: 36 layers, 128 experts of which a token uses 4, 2880 wide inside and outside, in MXFP4.
@@ -19,8 +21,8 @@ fn gpt_oss() -> ModelFacts {
         expert_share: n_used as f64 / n_expert as f64,
         routed_bytes: routed,
         expert_matrices: [packed, packed, packed, 0, 0, 0],
-        elements: 3 * n_used * matrix + attention,
-        routed_elements: 3 * n_used * matrix,
+        elements: few_bits(3 * n_used * matrix + attention),
+        routed_elements: few_bits(3 * n_used * matrix),
         kv_bytes: 2 * 2 * 512,
         ..LayerFacts::default()
     };
@@ -32,12 +34,12 @@ fn gpt_oss_worker() -> WorkerFacts {
     let host = HostFacts {
         memory: Some(128 << 30),
         gbps: 75.0,
-        gops: 1500.0,
+        gops: ByClass::all(1500.0),
         sent_gbps: 45.0,
         sent_beside: false,
         experts: HostExperts::Layers(24),
     };
-    WorkerFacts { gbps: 1500.0, gops: 150_000.0, ..gpu(32 << 30, Some(host)) }
+    WorkerFacts { gbps: 1500.0, gops: ByClass::all(150_000.0), ..gpu(32 << 30, Some(host)) }
 }
 
 /// Microseconds of a row where ubatches have so many rows, and so many sequences are generated at a time.
@@ -86,15 +88,15 @@ fn glm_flash() -> ModelFacts {
         } else {
             [0; 6]
         },
-        elements: attention + dense + 3 * n_used * matrix,
-        routed_elements: 3 * n_used * matrix,
+        elements: few_bits(attention + dense + 3 * n_used * matrix),
+        routed_elements: few_bits(3 * n_used * matrix),
         kv_bytes,
         ..LayerFacts::default()
     };
     let mut layers = vec![layer(3 * matrix, routed, n_used); 47];
     layers[0] = layer(3 * width * 10_240, 0, 0);
-    let head_elements = n_vocab * width;
-    let head_bytes = bytes(head_elements);
+    let head_bytes = bytes(n_vocab * width);
+    let head_elements = few_bits(n_vocab * width);
     ModelFacts { layers, head_elements, head_bytes, cut_bytes: vec![4 * width; 47], ..mixture() }
 }
 
@@ -103,8 +105,10 @@ fn glm_flash() -> ModelFacts {
 fn glm_flash_worker(model: &ModelFacts) -> WorkerFacts {
     // With one of both speeds so high that it is no limit, the other one follows.
     let speeds = |prefill: f64, decode: f64| {
-        let free =
-            |gbps, gops| per_second(model, &WorkerFacts { gbps, gops, ..gpu(1 << 40, None) });
+        let free = |gbps, gops| {
+            let gops = ByClass::all(gops);
+            per_second(model, &WorkerFacts { gbps, gops, ..gpu(1 << 40, None) })
+        };
         [decode / free(1.0, 1e9)[1], prefill / free(1e9, 1.0)[0]]
     };
     let ([host_gbps, host_gops], [gbps, gops]) = (speeds(100.0, 20.0), speeds(3723.0, 99.0));
@@ -114,12 +118,12 @@ fn glm_flash_worker(model: &ModelFacts) -> WorkerFacts {
     let host = HostFacts {
         memory: Some(256 << 30),
         gbps: host_gbps,
-        gops: host_gops,
+        gops: ByClass::all(host_gops),
         sent_gbps: 45.0,
         sent_beside: false,
         experts: HostExperts::All,
     };
-    WorkerFacts { gbps, gops, ..gpu(96 << 30, Some(host)) }
+    WorkerFacts { gbps, gops: ByClass::all(gops), ..gpu(96 << 30, Some(host)) }
 }
 
 /// Prompts are within a factor of two of what was measured. Decode is predicted too slow, since the CPU alone has attention
@@ -155,7 +159,7 @@ fn two_ubatches_at_once_would_win_little() {
     {
         let mut free = worker.clone();
         let host = free.host.as_mut().unwrap();
-        (host.gbps, host.gops) = (1e9, 1e12);
+        (host.gbps, host.gops) = (1e9, ByClass::all(1e12));
         let parts = |max_rows, sequences, us: fn(&StageTime) -> f64| {
             let of = |worker| us(&row_times(model, worker, max_rows, sequences));
             let device = of(&free);

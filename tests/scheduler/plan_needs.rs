@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
-use brigade_plan::{ModelFacts, PROCESS_BYTES, Plan, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{ByClass, ModelFacts, PROCESS_BYTES, Plan, PlanSettings, WorkerFacts, plan};
 use brigade_proto::control::{KvType as WireKv, StageSpec};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 use brigade_worker::backend::{StageBackend, StageNeeds};
@@ -79,7 +79,7 @@ fn a_worker_counts_what_was_planned_for_it() {
                 name: "worker".to_owned(),
                 memory: 64 << 30,
                 gbps: 10.0,
-                gops: 100.0,
+                gops: ByClass::all(100.0),
                 link: None,
                 host: None,
                 holds: 0..0,

@@ -3,7 +3,7 @@
 
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
-use brigade_plan::{ModelFacts, PlanSettings, WorkerFacts, plan};
+use brigade_plan::{ByClass, ModelFacts, PlanSettings, WorkerFacts, plan};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 
 /// Facts of a synthetic model, from its header.
@@ -28,7 +28,7 @@ fn workers(n: usize) -> Vec<WorkerFacts> {
         name: format!("w{i}"),
         memory: 4 << 30,
         gbps: 10.0,
-        gops: 200.0,
+        gops: ByClass::all(200.0),
         link: None,
         host: None,
         holds: 0..0,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use brigade_plan::{
-    DraftFacts, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts, Plan, PlanError,
+    ByClass, DraftFacts, Keep, LayerFacts, LinkFacts, LoadingMemory, ModelFacts, Plan, PlanError,
     PlanSettings, WorkerFacts, plan,
 };
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::plan::{layers, slowest};
 
 /// Every way to give `n` layers to `w` workers in order, some of them nothing.
-fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
+pub fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
     if w == 1 {
         return vec![vec![0..n]];
     }
@@ -24,8 +24,15 @@ fn all_cuts(n: usize, w: usize) -> Vec<Vec<Range<usize>>> {
     (0..=n).flat_map(first).collect()
 }
 
+/// A number for each class of products.
+fn any_of_classes(numbers: Range<u64>) -> impl Strategy<Value = ByClass<u64>> {
+    let values = [numbers.clone(), numbers.clone(), numbers.clone(), numbers];
+    values.prop_map(|[nibble, halves, byte, float]| ByClass { nibble, halves, byte, float })
+}
+
 pub fn any_model() -> impl Strategy<Value = ModelFacts> {
-    let layer = (1u64..200, 0u64..100, 0u64..3, 0u64..5, 1u64..50).prop_map(
+    let elements = any_of_classes(1..20);
+    let layer = (1u64..200, 0u64..100, 0u64..3, 0u64..5, elements).prop_map(
         |(dense, experts, kv, state, elements)| LayerFacts {
             expert_matrices: [0; 6],
             weight_bytes: (dense + experts) << 20,
@@ -33,8 +40,8 @@ pub fn any_model() -> impl Strategy<Value = ModelFacts> {
             expert_bytes: experts << 20,
             expert_share: 0.25,
             routed_bytes: experts << 20,
-            elements: elements << 20,
-            routed_elements: elements << 19,
+            elements: elements.map(|n| n << 20),
+            routed_elements: elements.map(|n| n << 19),
             kv_bytes: kv << 10,
             window: None,
             kv_small_bytes: 0,
@@ -42,14 +49,14 @@ pub fn any_model() -> impl Strategy<Value = ModelFacts> {
             scan_bytes: state << 20,
         },
     );
-    let parts = (prop::collection::vec(layer, 1..8), 0u64..300, 0u64..300);
-    parts.prop_map(|(layers, embedding, head)| ModelFacts {
+    let parts = (prop::collection::vec(layer, 1..8), 0u64..300, 0u64..300, any_of_classes(0..99));
+    parts.prop_map(|(layers, embedding, head, head_elements)| ModelFacts {
         name: "any".to_owned(),
         cut_bytes: (0..layers.len() as u64).map(|i| i * 1000).collect(),
         layers,
         embedding_bytes: embedding << 20,
         head_bytes: head << 20,
-        head_elements: head << 20,
+        head_elements: head_elements.map(|n| n << 20),
         drafts: DraftFacts::default(),
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,
@@ -63,19 +70,20 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
     let link = prop::option::of(
         (1u32..100).prop_map(|g| LinkFacts { gbps: f64::from(g) * 0.001, latency_us: 0.0 }),
     );
-    let worker = (200u64..2000, 1u32..100, 1u32..1000, link);
+    let worker = (200u64..2000, 1u32..100, any_of_classes(1..1000), link);
     prop::collection::vec(worker, 1..5).prop_map(|all| {
-        let facts = |(i, (memory, gbps, gops, link)): (usize, (u64, u32, u32, _))| WorkerFacts {
-            name: format!("w{i}"),
-            memory: memory << 20,
-            gbps: f64::from(gbps),
-            gops: f64::from(gops),
-            link,
-            host: None,
-            holds: 0..0,
-            node: None,
-            disk: None,
-        };
+        let facts =
+            |(i, (memory, gbps, gops, link)): (usize, (u64, u32, ByClass<u64>, _))| WorkerFacts {
+                name: format!("w{i}"),
+                memory: memory << 20,
+                gbps: f64::from(gbps),
+                gops: gops.map(|n| n as f64),
+                link,
+                host: None,
+                holds: 0..0,
+                node: None,
+                disk: None,
+            };
         all.into_iter().enumerate().map(facts).collect()
     })
 }
@@ -85,6 +93,10 @@ fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {
 fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64 {
     let s = &plan.settings;
     let n = model.layers.len();
+    let products_us = |w: &WorkerFacts, elements: ByClass<u64>| {
+        let of = |(n, gops): (u64, f64)| 2.0 * n as f64 / gops * 1e-3;
+        elements.values().into_iter().zip(w.gops.values()).map(of).sum::<f64>()
+    };
     let unit = |w: &WorkerFacts, r: &Range<usize>| -> Option<f64> {
         if r.is_empty() {
             return Some(0.0);
@@ -99,14 +111,14 @@ fn brute_force(model: &ModelFacts, workers: &[&WorkerFacts], plan: &Plan) -> f64
             bytes += l.state_bytes() * plan.capacity.n_states();
             let read = l.read_bytes(batch) / batch
                 + (l.kv_bytes * u64::from(s.typical_positions) + 2 * l.state_bytes()) as f64;
-            us += (read / w.gbps).max(l.ops() / w.gops) * 1e-3;
-            us += s.prompt_per_generated * l.ops() / w.gops * 1e-3;
+            let products = products_us(w, l.elements);
+            us += (read / w.gbps * 1e-3).max(products) + s.prompt_per_generated * products;
         }
         bytes += if first { model.embedding_bytes } else { 0 };
         bytes += if last { model.head_bytes } else { 0 };
         if last {
-            let read = model.head_bytes as f64 / batch / w.gbps;
-            us += read.max(2.0 * model.head_elements as f64 / w.gops) * 1e-3;
+            let read = model.head_bytes as f64 / batch / w.gbps * 1e-3;
+            us += read.max(products_us(w, model.head_elements));
         } else if let Some(link) = w.link {
             let send = model.cut_bytes[r.end] as f64 / link.gbps * 1e-3;
             us = us.max((1.0 + s.prompt_per_generated) * send);

@@ -24,6 +24,7 @@ pub use secured::{Secured, node_name};
 
 use crate::backend::expert_placement::{ExpertCache, Experts, Raw, Wrong, device_of};
 use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
+use crate::backend::product_class::ByClass;
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
 use crate::records::BYTES_PER_SECOND;
@@ -396,14 +397,15 @@ pub fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
     Ok(cpus)
 }
 
-/// Speeds as typed: 10^9 bytes a second and 10^9 operations a second.
+/// Speeds as typed: 10^9 bytes a second and 10^9 operations a second, which count for all classes of products.
 ///
 /// # Errors
 /// [`ConfigError::Value`].
 pub fn parse_speeds(text: &str) -> Result<Speeds, ConfigError> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
     let both = text.split_once(',').and_then(|(read, products)| {
-        Some(Speeds { gb_per_second: number(read)?, gop_per_second: number(products)? })
+        let gop_per_second = ByClass::all(number(products)?);
+        Some(Speeds { gb_per_second: number(read)?, gop_per_second })
     });
     let problem = "is not a pair of speeds: write GB/s of memory and GOP/s of products (40,900), \
                    as a worker's log has them";
@@ -480,7 +482,7 @@ mod tests {
 
     #[test]
     fn speeds() {
-        let speeds = Speeds { gb_per_second: 40.5, gop_per_second: 900.0 };
+        let speeds = Speeds { gb_per_second: 40.5, gop_per_second: ByClass::all(900.0) };
         assert_eq!(parse_speeds("40.5, 900").unwrap(), speeds);
     }
 

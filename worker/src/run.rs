@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::parent::FromNode;
-use crate::backend::measure::{Beside, Measured, Speeds};
+use crate::backend::measure::{Beside, Measured};
 use crate::backend::{Abilities, HostAbility, StageBackend};
 use crate::config::{Config, DEFAULT_PORT};
 use crate::executor::Stuck;
@@ -387,11 +387,10 @@ fn network_runtime(config: &Config) -> io::Result<tokio::runtime::Runtime> {
 
 /// What the other stages of a node need not measure again.
 fn measured(abilities: &Abilities) -> Measured {
-    let Abilities { gb_per_second, gop_per_second, .. } = *abilities;
     let beside = |host: HostAbility| Beside { host: host.speeds, sent: host.sent };
     Measured {
         device: abilities.kernels.clone(),
-        own: Speeds { gb_per_second, gop_per_second },
+        own: abilities.speeds,
         beside: abilities.host.map(beside),
     }
 }

@@ -72,7 +72,7 @@ fn turns_of(share: Share) -> Option<Arc<Turns>> {
 
 impl EngineBackend {
     /// Chooses the device and the threads, and measures them unless the settings say their speeds. Blocks for
-    /// some tens of milliseconds.
+    /// two tenths of a second.
     ///
     /// # Errors
     /// The device or the op table in the settings does not run here, or the system refuses threads.
@@ -97,7 +97,7 @@ impl EngineBackend {
         let measured = config.measured.as_ref().filter(|measured| measured.device == kernels);
         let threads = threads_of(config);
         let told = config.speeds.or(measured.map(|measured| measured.own));
-        let own @ Speeds { gb_per_second, gop_per_second } = match told {
+        let own = match told {
             Some(told) => told,
             None => {
                 // Undisturbed by the others.
@@ -112,8 +112,11 @@ impl EngineBackend {
             device = kernels,
             threads,
             cpus = host::cpu_ranges(&config.cpus),
-            gb_per_second = rounded(gb_per_second),
-            gop_per_second = rounded(gop_per_second),
+            gb_per_second = rounded(own.gb_per_second),
+            gop_per_second = rounded(own.gop_per_second.nibble),
+            q6_k = rounded(own.gop_per_second.halves),
+            q8_0 = rounded(own.gop_per_second.byte),
+            f16 = rounded(own.gop_per_second.float),
             "compute"
         );
         let abilities = Abilities {
@@ -124,8 +127,7 @@ impl EngineBackend {
             kernel_numerics: tables.iter().map(|(_, numerics)| *numerics).collect(),
             kernels,
             threads: threads as u32,
-            gb_per_second,
-            gop_per_second,
+            speeds: own,
             host,
         };
         Ok(Self {
@@ -223,7 +225,7 @@ fn host_beside(
     };
     tracing::info!(
         gb_per_second = rounded(speeds.gb_per_second),
-        gop_per_second = rounded(speeds.gop_per_second),
+        gop_per_second = rounded(speeds.gop_per_second.nibble),
         ?visits,
         "routed experts may lie in the host's memory"
     );

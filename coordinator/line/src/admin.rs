@@ -4,6 +4,7 @@
 //! that holds an [`Admin`]. On the socket each connection brings one line of JSON, a [`Question`], and gets one back,
 //! an [`Answer`] or `{"error": ...}`.
 
+use brigade_plan::ByClass;
 use brigade_proto::task;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -222,8 +223,11 @@ pub struct NodeStatus {
     pub bytes: Option<StageBytes>,
     /// Memory read, 10^9 bytes a second.
     pub gb_per_second: Option<f64>,
-    /// Int8 products, 10^9 operations a second.
+    /// Products with weights of few bits, 10^9 operations a second.
     pub gop_per_second: Option<f64>,
+    /// The same by the type of weights, one type for its class; absent: one figure counts for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<ByClass<f64>>,
     /// How many times slower it was seen to be.
     pub slowdown: Option<f64>,
     /// The device that it computes with.

@@ -86,7 +86,7 @@ pub struct StageInfo {
     pub threads: u32,
     /// Memory read measured there, 10^9 bytes a second.
     pub gb_per_second: f64,
-    /// Int8 products measured there, 10^9 operations a second.
+    /// Products with weights of few bits measured there, 10^9 operations a second.
     pub gop_per_second: f64,
     /// The version number of its kernel table's arithmetic.
     pub numerics: u32,

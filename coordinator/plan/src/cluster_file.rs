@@ -6,6 +6,7 @@
 //! memory = "64G"
 //! gbps = 80.0             # memory read, 10^9 bytes a second
 //! gops = 2000.0           # matrix multiplication, 10^9 operations a second
+//! products = { q6_k = 1900.0, q8_0 = 2100.0, f16 = 500.0 }    # optional: the same where weights are of such types
 //! link = { gbps = 1.2, latency_us = 150.0 }   # optional: to the next worker
 //! count = 3               # optional: as many equal ones
 //! stages = 2              # optional: a node with so many stages, which share its memory
@@ -14,6 +15,7 @@
 //! host = { memory = "128G", gbps = 60.0, gops = 1500.0, experts = "auto" }
 //! ```
 
+use brigade_worker::backend::product_class::ByClass;
 use serde::Deserialize;
 
 use super::MAX_WORKERS;
@@ -53,6 +55,7 @@ struct Entry {
     memory: Size,
     gbps: f64,
     gops: f64,
+    products: Option<Products>,
     link: Option<Link>,
     count: Option<usize>,
     stages: Option<usize>,
@@ -66,10 +69,20 @@ struct Host {
     memory: Size,
     gbps: f64,
     gops: f64,
+    products: Option<Products>,
     sent: Option<f64>,
     #[serde(default)]
     sent_beside: bool,
     experts: Option<Experts>,
+}
+
+/// Speeds of classes of products that differ from `gops`, each by the type that a worker measures for it.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Products {
+    q6_k: Option<f64>,
+    q8_0: Option<f64>,
+    f16: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -134,6 +147,79 @@ fn stages_of(node: &WorkerFacts, first: usize, stages: usize) -> impl Iterator<I
     })
 }
 
+/// The entry of one worker, whose name mistakes are told with.
+struct Named<'a> {
+    worker: &'a str,
+}
+
+impl Named<'_> {
+    fn fail(&self, problem: String) -> ClusterFileError {
+        ClusterFileError::Worker { worker: self.worker.to_owned(), problem }
+    }
+
+    fn bytes(&self, what: &str, size: &Size) -> Result<u64, ClusterFileError> {
+        match size {
+            Size::Bytes(bytes) => Ok(*bytes),
+            Size::Text(text) => parse_bytes(text).map_err(|e| self.fail(format!("{what}: {e}"))),
+        }
+    }
+
+    fn positive(&self, what: &str, value: f64) -> Result<f64, ClusterFileError> {
+        let good = value.is_finite() && value > 0.0;
+        if good { Ok(value) } else { Err(self.fail(format!("{what} is {value}, not above 0"))) }
+    }
+
+    /// The speeds of products `of` a worker or of its host (`host.`).
+    fn gops(
+        &self,
+        of: &str,
+        gops: f64,
+        products: Option<Products>,
+    ) -> Result<ByClass<f64>, ClusterFileError> {
+        let nibble = self.positive(&format!("{of}gops"), gops)?;
+        let Products { q6_k, q8_0, f16 } = products.unwrap_or_default();
+        let class = |ty: &str, speed: Option<f64>| {
+            self.positive(&format!("{of}products.{ty}"), speed.unwrap_or(gops))
+        };
+        let (halves, byte, float) =
+            (class("q6_k", q6_k)?, class("q8_0", q8_0)?, class("f16", f16)?);
+        Ok(ByClass { nibble, halves, byte, float })
+    }
+
+    fn link(&self, link: &Link) -> Result<LinkFacts, ClusterFileError> {
+        let latency_us = link.latency_us;
+        if !(latency_us >= 0.0 && latency_us.is_finite()) {
+            return Err(self.fail(format!("link.latency_us is {latency_us}")));
+        }
+        Ok(LinkFacts { gbps: self.positive("link.gbps", link.gbps)?, latency_us })
+    }
+
+    fn host(&self, host: &Host) -> Result<HostFacts, ClusterFileError> {
+        Ok(HostFacts {
+            memory: Some(self.bytes("host.memory", &host.memory)?),
+            gbps: self.positive("host.gbps", host.gbps)?,
+            gops: self.gops("host.", host.gops, host.products)?,
+            sent_gbps: match host.sent {
+                None => 0.0,
+                Some(sent) => self.positive("host.sent", sent)?,
+            },
+            sent_beside: host.sent_beside,
+            experts: match &host.experts {
+                None => HostExperts::Auto,
+                Some(Experts::Layers(n)) => HostExperts::Layers(*n),
+                Some(Experts::Text(text)) => match text.as_str() {
+                    "auto" => HostExperts::Auto,
+                    "host" => HostExperts::All,
+                    other => {
+                        let why = "is not auto, host, or a number of layers";
+                        return Err(self.fail(format!("host.experts: {other:?} {why}")));
+                    }
+                },
+            },
+        })
+    }
+}
+
 impl Entry {
     fn facts(&self, index: usize) -> Result<WorkerFacts, ClusterFileError> {
         let name = match (&self.name, self.count) {
@@ -141,63 +227,19 @@ impl Entry {
             (Some(name), None | Some(1)) => name.clone(),
             (Some(name), Some(_)) => format!("{name} {index}"),
         };
-        let fail = |problem: String| ClusterFileError::Worker { worker: name.clone(), problem };
-        let bytes = |what: &str, size: &Size| match size {
-            Size::Bytes(bytes) => Ok(*bytes),
-            Size::Text(text) => parse_bytes(text).map_err(|e| fail(format!("{what}: {e}"))),
-        };
-        let memory = bytes("memory", &self.memory)?;
+        let named = Named { worker: &name };
+        let memory = named.bytes("memory", &self.memory)?;
         if self.stages == Some(0) {
-            return Err(fail("it has 0 stages, and must have one at least".to_owned()));
+            return Err(named.fail("it has 0 stages, and must have one at least".to_owned()));
         }
-        let positive = |what: &str, value: f64| {
-            let good = value.is_finite() && value > 0.0;
-            if good { Ok(value) } else { Err(fail(format!("{what} is {value}, not above 0"))) }
-        };
-        let link = match &self.link {
-            None => None,
-            Some(link) if link.latency_us >= 0.0 && link.latency_us.is_finite() => {
-                Some(LinkFacts {
-                    gbps: positive("link.gbps", link.gbps)?,
-                    latency_us: link.latency_us,
-                })
-            }
-            Some(link) => return Err(fail(format!("link.latency_us is {}", link.latency_us))),
-        };
-        let (gbps, gops) = (positive("gbps", self.gbps)?, positive("gops", self.gops)?);
-        let host = match &self.host {
-            None => None,
-            Some(host) => Some(HostFacts {
-                memory: Some(bytes("host.memory", &host.memory)?),
-                gbps: positive("host.gbps", host.gbps)?,
-                gops: positive("host.gops", host.gops)?,
-                sent_gbps: match host.sent {
-                    None => 0.0,
-                    Some(sent) => positive("host.sent", sent)?,
-                },
-                sent_beside: host.sent_beside,
-                experts: match &host.experts {
-                    None => HostExperts::Auto,
-                    Some(Experts::Layers(n)) => HostExperts::Layers(*n),
-                    Some(Experts::Text(text)) => match text.as_str() {
-                        "auto" => HostExperts::Auto,
-                        "host" => HostExperts::All,
-                        other => {
-                            let why = "is not auto, host, or a number of layers";
-                            return Err(fail(format!("host.experts: {other:?} {why}")));
-                        }
-                    },
-                },
-            }),
-        };
-        let disk = match &self.cache_limit {
-            None => None,
-            Some(limit) => {
-                let limit = bytes("cache_limit", limit)?;
-                Some(DiskFacts { folder: index as u64, limit, left: limit })
-            }
-        };
-        let (name, holds, node) = (name.clone(), 0..0, None);
+        let link = self.link.as_ref().map(|link| named.link(link)).transpose()?;
+        let gbps = named.positive("gbps", self.gbps)?;
+        let gops = named.gops("", self.gops, self.products)?;
+        let host = self.host.as_ref().map(|host| named.host(host)).transpose()?;
+        let limit = self.cache_limit.as_ref().map(|limit| named.bytes("cache_limit", limit));
+        let disk = limit.transpose()?;
+        let disk = disk.map(|limit| DiskFacts { folder: index as u64, limit, left: limit });
+        let (holds, node) = (0..0, None);
         Ok(WorkerFacts { name, memory, gbps, gops, link, host, holds, node, disk })
     }
 }
@@ -227,6 +269,16 @@ mod tests {
         assert_eq!((workers[0].memory, workers[2].memory), (64 << 30, 1 << 30));
         assert_eq!(workers[0].link, Some(LinkFacts { gbps: 1.2, latency_us: 150.0 }));
         assert_eq!(workers[1].gbps, 20.5);
+    }
+
+    #[test]
+    fn classes_of_products_have_the_speed_of_all_unless_they_are_said() {
+        let text = "[[worker]]\nmemory = \"1G\"\ngbps = 8\ngops = 900\n\
+                    products = { q8_0 = 700, f16 = 250 }\n\
+                    host = { memory = \"2G\", gbps = 6, gops = 80, products = { q6_k = 50 } }";
+        let worker = parse_cluster_file(text).unwrap().remove(0);
+        assert_eq!(worker.gops.values(), [900.0, 900.0, 700.0, 250.0]);
+        assert_eq!(worker.host.unwrap().gops.values(), [80.0, 50.0, 80.0, 80.0]);
     }
 
     #[test]
@@ -261,6 +313,11 @@ mod tests {
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncache_limit = \"x\""), "cache_limit"),
             (worker("memory = 1\ngbps = 0.0\ngops = 1.0"), "gbps is 0"),
             (worker("memory = 1\ngbps = 1.0\ngops = nan"), "gops is NaN"),
+            (
+                worker("memory = 1\ngbps = 1.0\ngops = 1.0\nproducts = { f16 = -1.0 }"),
+                "products.f16 is -1",
+            ),
+            (worker("memory = 1\ngbps = 1.0\ngops = 1.0\nproducts = { q4_0 = 1.0 }"), "q4_0"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 300"), "300 workers"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\ncount = 150\nstages = 2"), "300 workers"),
             (worker("memory = 1\ngbps = 1.0\ngops = 1.0\nstages = 0"), "0 stages"),

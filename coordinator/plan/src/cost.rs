@@ -5,6 +5,7 @@
 //!
 //! - A decode row costs reading or computing, layer by layer, whichever takes longer. It reads its share of the
 //!   weights (which the batch reads together), the KV cache of a typical context, and the state twice.
+//! - Operations are those of products, each class of weights at the worker's own speed for it.
 //! - A prompt row costs its operations. Its share of reading weights is small. The head computes nothing for
 //!   it.
 //! - Sending rows to the next worker overlaps with computing, so a stage is as slow as the slower of the two.
@@ -20,7 +21,7 @@ use brigade_worker::machine::memory::PROCESS_BYTES;
 use super::facts::{DraftFacts, ModelFacts, WorkerFacts};
 use super::keep::KeptRoom;
 use super::layer_sums::LayerSums;
-use super::layer_time::{LayerTimes, slower};
+use super::layer_time::{LayerTimes, products_us, slower};
 use super::{Capacity, Checkpoint, PlanSettings};
 
 /// Bytes of copies that wait to be sent, and of those of a neighbour that have arrived.
@@ -260,8 +261,8 @@ impl<'a> Costs<'a> {
             return 0.0;
         }
         let read = drafts.weight_bytes as f64 / f64::from(self.settings.decode_batch);
-        let block = slower(read, drafts.ops(), worker_facts);
-        let entry = drafts.entry_ops() / worker_facts.gops * 1e-3;
+        let block = slower(read, drafts.elements, worker_facts);
+        let entry = drafts.entry_share() * products_us(drafts.elements, worker_facts.gops);
         let entries = (1.0 + self.settings.prompt_per_generated) * entry;
         entries + DRAFTS_A_TOKEN * (block + self.head_us(worker))
     }
@@ -269,6 +270,6 @@ impl<'a> Costs<'a> {
     /// A generated token's time in the head.
     pub fn head_us(&self, worker: usize) -> f64 {
         let read = self.model.head_bytes as f64 / f64::from(self.settings.decode_batch);
-        slower(read, 2.0 * self.model.head_elements as f64, &self.workers[worker])
+        slower(read, self.model.head_elements, &self.workers[worker])
     }
 }

@@ -84,7 +84,7 @@ fn with_parts(workers: &[WorkerFacts]) -> Vec<WorkerFacts> {
 #[cfg(test)]
 mod tests {
     use super::super::facts::LayerFacts;
-    use super::super::{StoredFacts, plan};
+    use super::super::{ByClass, ProductClass, StoredFacts, plan};
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -93,7 +93,7 @@ mod tests {
     fn model() -> ModelFacts {
         let layer = LayerFacts {
             weight_bytes: 25 * MIB,
-            elements: 25 * MIB,
+            elements: ByClass::only(ProductClass::Nibble, 25 * MIB),
             kv_bytes: 1024,
             expert_share: 1.0,
             ..LayerFacts::default()
@@ -103,7 +103,7 @@ mod tests {
             layers: vec![layer; 4],
             embedding_bytes: 0,
             head_bytes: 0,
-            head_elements: 0,
+            head_elements: ByClass::all(0),
             drafts: Default::default(),
             cut_bytes: vec![0, 4096, 4096, 4096],
             scratch_bytes_per_row: 1024,
@@ -122,7 +122,7 @@ mod tests {
             name: name.to_owned(),
             memory: mib * MIB,
             gbps: 10.0,
-            gops: 100.0,
+            gops: ByClass::all(100.0),
             link: None,
             host: None,
             holds: 0..0,

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use brigade_engine::kernels::KV_PAGE;
 use brigade_spec::pages_of_each;
+use brigade_worker::backend::product_class::ByClass;
 use brigade_worker::backend::visiting_experts::MATRICES;
 use brigade_worker::backend::work_memory::LoadingMemory;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::stored::StoredFacts;
 use super::units::format_bytes;
@@ -24,7 +25,8 @@ pub struct ModelFacts {
     /// where the model has one matrix for both.
     pub head_bytes: u64,
     /// Weight elements that a row multiplies with in the head.
-    pub head_elements: u64,
+    #[serde(serialize_with = "total")]
+    pub head_elements: ByClass<u64>,
     /// The model's own blocks of drafts, where the last stage has them.
     pub drafts: DraftFacts,
     /// Bytes that a row sends over the cut before layer `i`; `[n_layers]`, the first is 0.
@@ -48,7 +50,8 @@ pub struct DraftFacts {
     /// Bytes of their tensors, and of an embedding where they have none of their own.
     pub weight_bytes: u64,
     /// Weight elements that a row multiplies with in all of them.
-    pub elements: u64,
+    #[serde(serialize_with = "total")]
+    pub elements: ByClass<u64>,
     /// The part of these elements for a row from which nothing is drafted.
     pub entry_elements: u64,
     /// Bytes of their caches for a position of a sequence.
@@ -58,15 +61,15 @@ pub struct DraftFacts {
 }
 
 impl DraftFacts {
-    /// Operations for a row from which a token is drafted.
-    pub fn ops(&self) -> f64 {
-        2.0 * self.elements as f64
+    /// The share of a row's operations that one takes which is only remembered, `0.0..=1.0`.
+    pub fn entry_share(&self) -> f64 {
+        self.entry_elements as f64 / self.elements.sum().max(1) as f64
     }
+}
 
-    /// Operations for a row that is only remembered.
-    pub fn entry_ops(&self) -> f64 {
-        2.0 * self.entry_elements as f64
-    }
+/// Elements of all classes: what programs read in JSON.
+fn total<S: Serializer>(elements: &ByClass<u64>, to: S) -> Result<S::Ok, S::Error> {
+    elements.sum().serialize(to)
 }
 
 impl ModelFacts {
@@ -114,10 +117,12 @@ pub struct LayerFacts {
     /// Bytes of each matrix of one of them; 0: no more.
     #[serde(skip)]
     pub expert_matrices: [u64; MATRICES],
-    /// Weight elements that a row multiplies with (of experts: those it uses).
-    pub elements: u64,
+    /// Weight elements that a row multiplies with (of experts: those it uses), by the class of their products.
+    #[serde(serialize_with = "total")]
+    pub elements: ByClass<u64>,
     /// The part of these elements in routed experts.
-    pub routed_elements: u64,
+    #[serde(serialize_with = "total")]
+    pub routed_elements: ByClass<u64>,
     /// KV cache for a position of a sequence.
     pub kv_bytes: u64,
     /// Positions that a token sees at most; `None`: all before it.
@@ -178,7 +183,12 @@ impl LayerFacts {
 
     /// Operations for one row, multiply and add counted as two.
     pub fn ops(&self) -> f64 {
-        2.0 * self.elements as f64
+        2.0 * self.elements.sum() as f64
+    }
+
+    /// The elements that are not in routed experts.
+    pub fn dense_elements(&self) -> ByClass<u64> {
+        self.elements.zip(self.routed_elements, u64::saturating_sub)
     }
 }
 
@@ -231,8 +241,8 @@ pub struct WorkerFacts {
     pub memory: u64,
     /// Memory read, 10^9 bytes a second.
     pub gbps: f64,
-    /// Matrix multiplication, 10^9 operations a second.
-    pub gops: f64,
+    /// Matrix multiplication, 10^9 operations a second, by the class of weights.
+    pub gops: ByClass<f64>,
     /// The link to the next worker; `None`: not a limit.
     pub link: Option<LinkFacts>,
     /// The host beside a GPU, where routed experts may lie in its memory.
@@ -288,8 +298,8 @@ pub struct HostFacts {
     pub memory: Option<u64>,
     /// Memory read, 10^9 bytes a second.
     pub gbps: f64,
-    /// Matrix multiplication, 10^9 operations a second.
-    pub gops: f64,
+    /// Matrix multiplication, 10^9 operations a second, by the class of weights.
+    pub gops: ByClass<f64>,
     /// Speed of copies from there to the GPU, 10^9 bytes a second; 0: no experts are sent there for prompts.
     pub sent_gbps: f64,
     /// Whether the GPU computes meanwhile: it has a transfer queue.

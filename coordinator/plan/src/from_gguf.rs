@@ -1,7 +1,7 @@
 //! Reads the planner's facts about a model from its header. No tensor data is read.
 //!
 //! Layers are those of the architecture. Their bytes are those of the weights as the kernels hold them, and their
-//! operations follow from the sizes of their matrices. The size of a block's state comes from its [`StateSpec`], so
+//! operations follow from the sizes of their matrices, each counted for the class of its type. The size of a block's state comes from its [`StateSpec`], so
 //! nothing here can tell attention from Mamba.
 
 use brigade_engine::kernels::{KernelError, KvType, PackedMatrix};
@@ -12,6 +12,7 @@ use brigade_spec::{
     POSITION_EMBD, StateSpec, TOKEN_EMBD, TOKEN_TYPES, heads,
 };
 
+use brigade_worker::backend::product_class::{ByClass, ProductClass};
 use brigade_worker::backend::visiting_experts::matrices_of;
 use brigade_worker::backend::work_memory::{LoadingMemory, WorkMemory, active_share};
 
@@ -46,7 +47,8 @@ impl ModelFacts {
                             let all = &mut layers[layer].expert_matrices;
                             let free = all.iter_mut().filter(|bytes| **bytes == 0);
                             free.zip(matrices_of(tensor)?).for_each(|(to, bytes)| *to = bytes);
-                            layers[layer].routed_elements += elements(tensor, share);
+                            let class = ProductClass::of(tensor.ty);
+                            layers[layer].routed_elements[class] += elements(tensor, share);
                         }
                     }
                 }
@@ -99,7 +101,7 @@ impl DraftFacts {
         Ok(Self {
             weight_bytes: all.weight_bytes + embedding_bytes,
             elements: all.elements,
-            entry_elements: entry_elements(&spec, own).min(all.elements),
+            entry_elements: entry_elements(&spec, own).min(all.elements.sum()),
             kv_bytes: (own.n_blocks() * own.state().bytes_per_token(kv)) as u64,
             state_bytes: own.bytes_per_sequence(spec.n_embd) as u64,
         })
@@ -131,6 +133,7 @@ fn ends(
     // Tied, the last stage packs a head from the embedding's bytes.
     let head_bytes = last_stage + if tied { packed_bytes(embedding)? } else { 0 };
     let head_width = if spec.is_encoder() { 0 } else { spec.n_vocab };
+    let head = ProductClass::of(model.tensor(OUTPUT).unwrap_or(embedding).ty);
     let WorkMemory { row_bytes, logits_bytes } = WorkMemory::of(model, spec);
     let cut = |cut| if cut == 0 { 0 } else { 4 * spec.boundary(cut).width() as u64 };
     Ok(ModelFacts {
@@ -139,7 +142,7 @@ fn ends(
         layers,
         embedding_bytes: 0,
         head_bytes,
-        head_elements: (spec.n_embd * head_width) as u64,
+        head_elements: ByClass::only(head, (spec.n_embd * head_width) as u64),
         drafts: DraftFacts::default(),
         scratch_bytes_per_row: row_bytes,
         logits_bytes,
@@ -172,7 +175,7 @@ fn add(layer: &mut LayerFacts, tensor: &TensorInfo, share: f64) -> Result<(), Mo
         layer.expert_bytes += bytes;
         layer.expert_share = share;
     }
-    layer.elements += elements(tensor, share);
+    layer.elements[ProductClass::of(tensor.ty)] += elements(tensor, share);
     Ok(())
 }
 

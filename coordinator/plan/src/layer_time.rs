@@ -3,6 +3,7 @@
 use std::ops::{Add, Range, Sub};
 
 use brigade_engine::device::VisitSpeeds;
+use brigade_worker::backend::product_class::ByClass;
 
 use super::PlanSettings;
 use super::facts::{HostFacts, LayerFacts, ModelFacts, WorkerFacts};
@@ -73,8 +74,11 @@ fn here(layer: &LayerFacts, settings: &PlanSettings, worker: &WorkerFacts) -> Ro
     let batch = f64::from(settings.decode_batch);
     let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
-    let decode_us = slower(layer.read_bytes(batch) / batch + cache + state, layer.ops(), worker);
-    RowTime { decode_us, prefill_us: layer.ops() / worker.gops * 1e-3 }
+    let read = layer.read_bytes(batch) / batch + cache + state;
+    RowTime {
+        decode_us: slower(read, layer.elements, worker),
+        prefill_us: products_us(layer.elements, worker.gops),
+    }
 }
 
 /// A row's time in a layer whose routed experts are the host's. The host works while the GPU waits.
@@ -88,12 +92,15 @@ fn beside(
     let cache = layer.cache_read(f64::from(settings.typical_positions));
     let state = 2.0 * layer.state_bytes() as f64;
     let routed = layer.routed_read(batch);
-    let (dense_ops, routed_ops) = ops_by_place(layer);
+    let dense = layer.dense_elements();
     let read = (layer.read_bytes(batch) - routed) / batch + cache + state;
-    let decode = slower(read, dense_ops, worker) + slower_there(routed / batch, routed_ops, host);
+    let of_host = slower_there(routed / batch, layer.routed_elements, host);
     let rows = settings.max_rows.max(1) as usize;
     let prefill = routed_prefill_us(layer, rows, worker, host);
-    RowTime { decode_us: decode, prefill_us: dense_ops / worker.gops * 1e-3 + prefill }
+    RowTime {
+        decode_us: slower(read, dense, worker) + of_host,
+        prefill_us: products_us(dense, worker.gops) + prefill,
+    }
 }
 
 /// The time of a prompt's row in a layer's routed experts that lie with the host, in a ubatch of `rows` rows that
@@ -104,11 +111,11 @@ fn routed_prefill_us(
     worker: &WorkerFacts,
     host: &HostFacts,
 ) -> f64 {
-    let (_, operations) = ops_by_place(layer);
+    let elements = layer.routed_elements;
     let bytes: u64 = layer.matrices().iter().sum();
     let used = layer.expert_share * layer.routed_bytes as f64 / bytes.max(1) as f64;
     if host.sent_gbps <= 0.0 || bytes == 0 || used < 1.0 {
-        return operations / host.gops * 1e-3;
+        return products_us(elements, host.gops);
     }
     let n = (layer.routed_bytes / bytes) as usize;
     let of_each = (rows as f64 * layer.expert_share) as usize;
@@ -116,24 +123,32 @@ fn routed_prefill_us(
     let speeds = VisitSpeeds {
         sent_bytes: per_second(host.sent_gbps),
         sent_beside: host.sent_beside,
-        gpu_operations: per_second(worker.gops),
+        gpu_operations: per_second(mean_gops(elements, worker.gops)),
         host_bytes: per_second(host.gbps),
-        host_operations: per_second(host.gops),
+        host_operations: per_second(mean_gops(elements, host.gops)),
     };
-    speeds.seconds_of_layer(n, of_each.max(1), bytes, operations / used) * 1e6 / rows as f64
+    let operations = 2.0 * elements.sum() as f64 / used;
+    speeds.seconds_of_layer(n, of_each.max(1), bytes, operations) * 1e6 / rows as f64
 }
 
-/// A row's operations in a layer: those of the GPU and of its routed experts.
-pub(super) fn ops_by_place(layer: &LayerFacts) -> (f64, f64) {
-    let routed = 2.0 * layer.routed_elements as f64;
-    (layer.ops() - routed, routed)
+/// Microseconds in which a row is multiplied with these elements: a multiply-add is two operations.
+pub(super) fn products_us(elements: ByClass<u64>, gops: ByClass<f64>) -> f64 {
+    elements.zip(gops, |n, gops| 2.0 * n as f64 / gops * 1e-3).sum()
 }
 
-fn slower_there(bytes: f64, ops: f64, host: &HostFacts) -> f64 {
-    (bytes / host.gbps).max(ops / host.gops) * 1e-3
+/// 10^9 operations a second with which a row is multiplied with these elements.
+fn mean_gops(elements: ByClass<u64>, gops: ByClass<f64>) -> f64 {
+    match elements.sum() {
+        0 => gops.nibble,
+        n => 2.0 * n as f64 * 1e-3 / products_us(elements, gops),
+    }
 }
 
-/// The longer of reading `bytes` and computing `ops`, in microseconds.
-pub(super) fn slower(bytes: f64, ops: f64, worker: &WorkerFacts) -> f64 {
-    (bytes / worker.gbps).max(ops / worker.gops) * 1e-3
+fn slower_there(bytes: f64, elements: ByClass<u64>, host: &HostFacts) -> f64 {
+    (bytes / host.gbps * 1e-3).max(products_us(elements, host.gops))
+}
+
+/// The longer of reading `bytes` and of computing a row's products with `elements`, in microseconds.
+pub(super) fn slower(bytes: f64, elements: ByClass<u64>, worker: &WorkerFacts) -> f64 {
+    (bytes / worker.gbps * 1e-3).max(products_us(elements, worker.gops))
 }

@@ -85,6 +85,7 @@ fn available(workers: &[WorkerFacts]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::facts::{DraftFacts, LayerFacts};
+    use super::super::{ByClass, ProductClass};
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -93,7 +94,7 @@ mod tests {
     fn model() -> ModelFacts {
         let layer = LayerFacts {
             weight_bytes: 20 * MIB,
-            elements: 20 * MIB,
+            elements: ByClass::only(ProductClass::Nibble, 20 * MIB),
             kv_bytes: 16 << 10,
             expert_share: 1.0,
             ..LayerFacts::default()
@@ -103,7 +104,7 @@ mod tests {
             layers: vec![layer; 4],
             embedding_bytes: MIB,
             head_bytes: MIB,
-            head_elements: MIB,
+            head_elements: ByClass::only(ProductClass::Nibble, MIB),
             drafts: DraftFacts::default(),
             cut_bytes: vec![0, 4096, 4096, 4096],
             scratch_bytes_per_row: 1024,
@@ -125,7 +126,7 @@ mod tests {
             name: "stage".to_owned(),
             memory: limit / stages,
             gbps: 10.0,
-            gops: 100.0,
+            gops: ByClass::all(100.0),
             link: None,
             host: None,
             holds: 0..0,

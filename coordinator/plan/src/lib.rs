@@ -50,6 +50,7 @@ use serde::Serialize;
 
 pub use advice::Advice;
 pub use balance::Balance;
+pub use brigade_worker::backend::product_class::{ByClass, ProductClass};
 pub use brigade_worker::backend::work_memory::LoadingMemory;
 pub use brigade_worker::machine::memory::PROCESS_BYTES;
 pub use cluster_file::{ClusterFileError, parse_cluster_file};
@@ -349,10 +350,14 @@ fn check(
     host_experts::check(model, workers)?;
     for worker in workers {
         positive(format!("gbps of worker {}", worker.name), worker.gbps)?;
-        positive(format!("gops of worker {}", worker.name), worker.gops)?;
+        for gops in worker.gops.values() {
+            positive(format!("gops of worker {}", worker.name), gops)?;
+        }
         if let Some(host) = worker.host {
             positive(format!("gbps of the host of worker {}", worker.name), host.gbps)?;
-            positive(format!("gops of the host of worker {}", worker.name), host.gops)?;
+            for gops in host.gops.values() {
+                positive(format!("gops of the host of worker {}", worker.name), gops)?;
+            }
         }
         if let Some(link) = worker.link {
             positive(format!("link gbps of worker {}", worker.name), link.gbps)?;

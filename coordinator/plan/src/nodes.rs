@@ -58,7 +58,7 @@ fn with_parts(workers: &[WorkerFacts], parts: u64) -> Vec<WorkerFacts> {
 #[cfg(test)]
 mod tests {
     use super::super::facts::{HostExperts, HostFacts, NodeFacts};
-    use super::super::{Advice, Shortage};
+    use super::super::{Advice, ByClass, Shortage};
     use super::*;
 
     /// A stage with a part of 100 bytes of a node that has `left`.
@@ -67,7 +67,7 @@ mod tests {
             name: format!("node {node}"),
             memory: 100,
             gbps: 1.0,
-            gops: 1.0,
+            gops: ByClass::all(1.0),
             link: None,
             host: None,
             holds: 0..0,
@@ -123,8 +123,8 @@ mod tests {
     fn the_hosts_memory_beside_a_gpu_is_shared_alike() {
         let experts = HostExperts::Auto;
         let (sent_gbps, sent_beside) = (0.0, false);
-        let host =
-            HostFacts { memory: Some(10), gbps: 1.0, gops: 1.0, sent_gbps, sent_beside, experts };
+        let gops = ByClass::all(1.0);
+        let host = HostFacts { memory: Some(10), gbps: 1.0, gops, sent_gbps, sent_beside, experts };
         let node = Some(NodeFacts { node: 1, limit: 300, left: 300, host_left: 15 });
         let one = WorkerFacts { host: Some(host), node, ..stage(1, 300) };
         let of_host = |parts| with_parts(std::slice::from_ref(&one), parts)[0].host.unwrap().memory;

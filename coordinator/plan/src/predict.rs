@@ -11,10 +11,11 @@
 use brigade_sched::sim::{LinkModel, Nature, Outcome, Sim, StageModel, Workload};
 use brigade_sched::{LineSpec, SchedConfig};
 use brigade_spec::Prefixes;
+use brigade_worker::backend::product_class::ByClass;
 use serde::Serialize;
 
 use super::facts::{ModelFacts, WorkerFacts};
-use super::layer_time::ops_by_place;
+use super::layer_time::products_us;
 use super::{Plan, StagePlan};
 
 /// Prompt length of the prefill predictions, the benchmark's.
@@ -135,24 +136,25 @@ fn stage_model(
     // Rows of a large ubatch use nearly all experts; those of a small one few.
     let rows = decode.unwrap_or(f64::INFINITY);
     let mut read: f64 = layers.iter().map(|layer| layer.read_bytes(rows)).sum();
-    let mut ops = stage.ops_per_row;
     let beside = &model.layers[stage.host_layers.clone()];
     let routed_read: f64 = beside.iter().map(|layer| layer.routed_read(rows)).sum();
-    let routed_ops: f64 = beside.iter().map(|layer| ops_by_place(layer).1).sum();
-    let (host_fixed, host_row) = worker
-        .host
-        .map_or((0.0, 0.0), |host| (routed_read / host.gbps * 1e-3, routed_ops / host.gops * 1e-3));
-    (read, ops) = (read - routed_read, ops - routed_ops);
+    let routed: ByClass<u64> = beside.iter().map(|layer| layer.routed_elements).sum();
+    let (host_fixed, host_row) = worker.host.map_or((0.0, 0.0), |host| {
+        (routed_read / host.gbps * 1e-3, products_us(routed, host.gops))
+    });
+    let all: ByClass<u64> = layers.iter().map(|layer| layer.elements).sum();
+    let mut elements = all.zip(routed, u64::saturating_sub);
+    read -= routed_read;
     if stage.head && decode.is_some() {
         read += model.head_bytes as f64;
-        ops += 2.0 * model.head_elements as f64;
+        elements = elements + model.head_elements;
     }
     let of_stream: f64 =
         layers.iter().map(|l| l.cache_read(typical) + 2.0 * l.state_bytes() as f64).sum();
     let own_read = if decode.is_some() { of_stream } else { 0.0 };
     StageModel {
         fixed_us: read / worker.gbps * 1e-3 + host_fixed,
-        per_row_us: (ops / worker.gops + own_read / worker.gbps) * 1e-3 + host_row,
+        per_row_us: products_us(elements, worker.gops) + own_read / worker.gbps * 1e-3 + host_row,
         jitter: 0.0,
     }
 }

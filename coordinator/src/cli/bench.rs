@@ -406,7 +406,7 @@ impl Bench<'_> {
             Test::Prefill { .. } => f64::from(parallel),
             Test::Decode { .. } => rows,
         };
-        layers * rows + 2.0 * self.facts.head_elements as f64 * wanted
+        layers * rows + 2.0 * self.facts.head_elements.sum() as f64 * wanted
     }
 
     /// Weight bytes that a ubatch reads on all stages. The head is read where a row wants a token:

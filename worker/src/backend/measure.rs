@@ -2,8 +2,8 @@
 //! planner cuts layers by it.
 //!
 //! Reading memory bounds decode. Matrix products bound prefill, so the kernels' own products are timed, not
-//! the peak of the arithmetic. It takes a tenth of a second. The best of short samples counts, so that a busy
-//! moment does not decide.
+//! the peak of the arithmetic, with a type of weights for each class of products. It takes two tenths of a second. The best
+//! of short samples counts, so that a busy moment does not decide. Classes take turns, so that it slows none more than another.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use brigade_engine::kernels::{KernelError, PackedMatrix, probe};
 use brigade_quant::GgmlType;
 use serde::{Deserialize, Serialize};
 
+use super::product_class::{ByClass, ProductClass};
+
 /// Sides of a CPU's product: a slice of a layer's matrix, and rows as a ubatch of a prompt has.
 const PRODUCT_DIM: usize = 1024;
 const PRODUCT_OUT: usize = 512;
 const PRODUCT_ROWS: usize = 128;
-/// The type of most models' weights. On CPUs types differ by the instructions of a product.
-const PRODUCT_TYPE: GgmlType = GgmlType::Q4_K;
-/// The type that a GPU multiplies here: bytes, which it reads as fast as its memory allows.
+/// The type that a GPU reads here: bytes, which it reads as fast as its memory allows.
 const GPU_TYPE: GgmlType = GgmlType::Q8_0;
 /// Sides of the products that measure a GPU: those of a layer of a large model.
 const GPU_DIM: usize = 4096;
@@ -27,6 +27,8 @@ const GPU_OUT: usize = 4096;
 const GPU_ROWS: usize = 256;
 /// Matrices that a GPU reads in turn, so that none is in its caches when it is read again.
 const GPU_MATRICES: usize = 8;
+/// Products of many rows that a GPU computes before it is waited for: the wait is then a small part.
+const GPU_PRODUCTS: usize = 4;
 /// One in software is slow enough with one matrix and fewer rows: with all of them it takes ten seconds.
 const SOFTWARE_MATRICES: usize = 1;
 const SOFTWARE_ROWS: usize = 16;
@@ -35,12 +37,14 @@ const SOFTWARE_ROWS: usize = 16;
 const SENT_BYTES: usize = 4 << 20;
 const SENT_COPIES: usize = 24;
 const SENT_RUNS: usize = 3;
-/// Time for products; the fastest counts.
-const PRODUCT_TIME: Duration = Duration::from_millis(30);
+/// The byte that fills the weights: as f16 and f32 it makes ordinary numbers.
+const WEIGHT_BYTE: u8 = 0x3c;
+/// Time for the products of one type; the fastest counts.
+const PRODUCT_TIME: Duration = Duration::from_millis(25);
 /// The factor by which measuring may take longer on a busy machine, for example when several workers start together.
 /// It ends earlier when enough samples were taken.
-const BUSY_FACTOR: u32 = 20;
-const LEAST_RUNS: u32 = 16;
+const BUSY_FACTOR: u32 = 6;
+const LEAST_RUNS: u32 = 8;
 
 /// The variable in which a stage is told what the first stage of its node has measured, as JSON; `--speed` counts before it.
 pub const MEASURED_VARIABLE: &str = "BRIGADE_MEASURED";
@@ -75,12 +79,13 @@ pub struct Sending {
 }
 
 /// Measured speeds of all threads together.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speeds {
     /// Memory read, 10^9 bytes a second.
     pub gb_per_second: f64,
-    /// Products as prefill does them, quantising included, 10^9 operations a second (a multiply-add is two).
-    pub gop_per_second: f64,
+    /// Products as prefill does them, quantising included, 10^9 operations a second (a multiply-add is two), by the class of
+    /// weights. Equal ones: one figure counts for all.
+    pub gop_per_second: ByClass<f64>,
 }
 
 /// Measures a device, on the calling thread and its others.
@@ -88,25 +93,37 @@ pub struct Speeds {
 /// # Errors
 /// The kernels refuse the product's weights, or there is no memory for them.
 pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
-    let per_second = |(seconds, work): (f64, f64)| work / seconds / 1e9;
     if device.is_host() {
-        let operations = products(device, PRODUCT_TYPE, 1, PRODUCT_ROWS, PRODUCT_OUT, PRODUCT_DIM)?;
+        let sides = Sides { n_rows: PRODUCT_ROWS, out: PRODUCT_OUT, dim: PRODUCT_DIM };
         return Ok(Speeds {
             gb_per_second: probe::memory_bandwidth(device.host())? / 1e9,
-            gop_per_second: per_second((operations.seconds, operations.operations)),
+            gop_per_second: of_classes(device, sides, 1)?,
         });
     }
-    let (n, n_rows) = if device.is_on_cores() {
-        (SOFTWARE_MATRICES, SOFTWARE_ROWS)
+    let sides = |n_rows| Sides { n_rows, out: GPU_OUT, dim: GPU_DIM };
+    let n = if device.is_on_cores() { SOFTWARE_MATRICES } else { GPU_MATRICES };
+    let matrices = packed(device, GPU_TYPE, sides(1), n)?;
+    let n_bytes: usize = matrices.iter().map(PackedMatrix::nbytes).sum();
+    let matrices = [matrices];
+    let read = least_seconds(device, &matrices, sides(1), n)?;
+    let gop_per_second = if device.is_on_cores() {
+        // Each product takes long there, so one type counts for all classes.
+        let seconds = least_seconds(device, &matrices, sides(SOFTWARE_ROWS), n)?;
+        ByClass::all(sides(SOFTWARE_ROWS).operations(n) / seconds[0] / 1e9)
     } else {
-        (GPU_MATRICES, GPU_ROWS)
+        drop(matrices);
+        of_classes(device, sides(GPU_ROWS), GPU_PRODUCTS)?
     };
-    let read = products(device, GPU_TYPE, n, 1, GPU_OUT, GPU_DIM)?;
-    let computed = products(device, GPU_TYPE, n, n_rows, GPU_OUT, GPU_DIM)?;
-    Ok(Speeds {
-        gb_per_second: per_second((read.seconds, read.bytes)),
-        gop_per_second: per_second((computed.seconds, computed.operations)),
-    })
+    Ok(Speeds { gb_per_second: n_bytes as f64 / read[0] / 1e9, gop_per_second })
+}
+
+/// 10^9 operations a second of `n` products with one matrix, for each class.
+fn of_classes(device: &Device, sides: Sides, n: usize) -> Result<ByClass<f64>, KernelError> {
+    let of_class = |class: ProductClass| packed(device, class.measured_type(), sides, 1);
+    let matrices = ProductClass::ALL.map(of_class).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let seconds = least_seconds(device, &matrices, sides, n)?;
+    let of = |class: ProductClass| sides.operations(n) / seconds[class as usize] / 1e9;
+    Ok(ByClass::from_fn(of))
 }
 
 /// Bytes a second that come from the host's memory to a GPU's, as experts come that are sent there.
@@ -126,48 +143,61 @@ pub fn sent_per_second(device: &Device) -> Result<f64, KernelError> {
     Ok((SENT_COPIES * SENT_BYTES) as f64 / fastest)
 }
 
-/// The fastest run of some products.
-struct Run {
-    seconds: f64,
-    /// Bytes of weights that were read.
-    bytes: f64,
-    /// A multiply-add is two.
-    operations: f64,
-}
-
-/// Multiplies `n_rows` rows with each of `n` matrices `[out, dim]` of type `ty`, one after the other: a GPU is waited for once for all of
-/// them, as in a forward pass.
-fn products(
-    device: &Device,
-    ty: GgmlType,
-    n: usize,
+/// Sides of a product.
+#[derive(Clone, Copy)]
+struct Sides {
     n_rows: usize,
     out: usize,
     dim: usize,
-) -> Result<Run, KernelError> {
-    let bytes = vec![1; out * ty.row_bytes(dim).unwrap_or(0)];
-    let matrix = |_| device.pack(ty, out, dim, &bytes);
-    let matrices: Vec<PackedMatrix> = (0..n).map(matrix).collect::<Result<_, _>>()?;
+}
+
+impl Sides {
+    /// Operations of `n` products; a multiply-add is two.
+    fn operations(self, n: usize) -> f64 {
+        (2 * n * self.n_rows * self.out * self.dim) as f64
+    }
+}
+
+/// `n` matrices `[out, dim]` of type `ty`.
+fn packed(
+    device: &Device,
+    ty: GgmlType,
+    sides: Sides,
+    n: usize,
+) -> Result<Vec<PackedMatrix>, KernelError> {
+    let bytes = vec![WEIGHT_BYTE; sides.out * ty.row_bytes(sides.dim).unwrap_or(0)];
+    (0..n).map(|_| device.pack(ty, sides.out, sides.dim, &bytes)).collect()
+}
+
+/// Seconds of `n` products with the matrices of each of `all`, in their fastest run: one product after the other, and a GPU is
+/// waited for once for all `n`, as in a forward pass.
+fn least_seconds(
+    device: &Device,
+    all: &[Vec<PackedMatrix>],
+    sides: Sides,
+    n: usize,
+) -> Result<Vec<f64>, KernelError> {
     let scratch = device.scratch();
-    let (mut x, mut y) = (scratch.take(n_rows, dim), scratch.take(n_rows, out));
+    let (mut x, mut y) =
+        (scratch.take(sides.n_rows, sides.dim), scratch.take(sides.n_rows, sides.out));
     device.fill(&mut x, 0.5);
-    let (mut fastest, mut runs) = (f64::INFINITY, 0);
-    let begun = Instant::now();
+    let (mut seconds, mut runs) = (vec![f64::INFINITY; all.len()], 0);
+    let (begun, time) = (Instant::now(), PRODUCT_TIME * all.len() as u32);
     let is_over = |runs| {
         let took = begun.elapsed();
-        took >= PRODUCT_TIME && (runs >= LEAST_RUNS || took >= BUSY_FACTOR * PRODUCT_TIME)
+        took >= time && (runs >= LEAST_RUNS || took >= BUSY_FACTOR * time)
     };
     while runs == 0 || !is_over(runs) {
         runs += 1;
-        let started = Instant::now();
-        matrices.iter().for_each(|w| device.multiply(w, &x, &mut y));
-        device.finish()?;
-        fastest = fastest.min(started.elapsed().as_secs_f64());
+        for (matrices, least) in all.iter().zip(&mut seconds) {
+            let started = Instant::now();
+            matrices.iter().cycle().take(n).for_each(|w| device.multiply(w, &x, &mut y));
+            device.finish()?;
+            *least = least.min(started.elapsed().as_secs_f64());
+        }
     }
     black_box(y.read());
-    let nbytes: usize = matrices.iter().map(PackedMatrix::nbytes).sum();
-    let operations = 2 * n * n_rows * out * dim;
-    Ok(Run { seconds: fastest, bytes: nbytes as f64, operations: operations as f64 })
+    Ok(seconds)
 }
 
 #[cfg(test)]
@@ -180,6 +210,9 @@ mod tests {
         let device = Device::cpu(kernels, 1, None).unwrap();
         let Speeds { gb_per_second, gop_per_second } = measure(&device).unwrap();
         assert!(gb_per_second.is_finite() && gb_per_second > 0.0, "{gb_per_second}");
-        assert!(gop_per_second.is_finite() && gop_per_second > 0.0, "{gop_per_second}");
+        for speed in gop_per_second.values() {
+            assert!(speed.is_finite() && speed > 0.0, "{gop_per_second:?}");
+        }
+        assert_eq!(gop_per_second.common(), None, "each class is measured");
     }
 }

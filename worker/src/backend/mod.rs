@@ -4,6 +4,7 @@
 
 pub mod expert_placement;
 pub mod measure;
+pub mod product_class;
 pub mod visiting_experts;
 pub mod work_memory;
 
@@ -46,10 +47,8 @@ pub struct Abilities {
     pub kernels: String,
     /// Compute threads used by default.
     pub threads: u32,
-    /// Memory read, 10^9 bytes a second, all threads.
-    pub gb_per_second: f64,
-    /// int8 dot products, 10^9 operations a second, all threads.
-    pub gop_per_second: f64,
+    /// How fast its device is with all threads.
+    pub speeds: Speeds,
     /// The host beside a GPU, where routed experts may lie in its memory.
     pub host: Option<HostAbility>,
 }

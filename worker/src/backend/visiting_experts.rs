@@ -38,7 +38,7 @@ pub fn visits(device: &Device, own: Speeds, host: Speeds) -> Result<Visits, Kern
     Ok(visits_at(Sending { gb_per_second, is_beside: device.sends_beside() }, own, host))
 }
 
-/// When experts are sent to a device by this way.
+/// When experts are sent to a device by this way. Their weights are taken to be of few bits, as those of large models are.
 pub fn visits_at(sent: Sending, own: Speeds, host: Speeds) -> Visits {
     if sent.gb_per_second <= 0.0 {
         return Visits::Never;
@@ -47,9 +47,9 @@ pub fn visits_at(sent: Sending, own: Speeds, host: Speeds) -> Visits {
     Visits::Measured(VisitSpeeds {
         sent_bytes: per_second(sent.gb_per_second),
         sent_beside: sent.is_beside,
-        gpu_operations: per_second(own.gop_per_second),
+        gpu_operations: per_second(own.gop_per_second.nibble),
         host_bytes: per_second(host.gb_per_second),
-        host_operations: per_second(host.gop_per_second),
+        host_operations: per_second(host.gop_per_second.nibble),
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use brigade_proto::control::{
     Capabilities, Feature, HealthReply, HeldLayers, HostPart, NodePart, Phase, PrefixRecords,
-    WireType,
+    ProductSpeeds, WireType,
 };
 use brigade_proto::failure::Failure;
 
@@ -13,6 +13,8 @@ use super::resident::ReadyStage;
 use super::session::shown;
 use super::{Inner, Worker};
 use crate::backend::HostAbility;
+use crate::backend::measure::Speeds;
+use crate::backend::product_class::ByClass;
 use crate::loading::order::StageKey;
 use crate::machine::ledger::{Amount, NodeMemory};
 use crate::machine::memory;
@@ -110,8 +112,9 @@ impl Worker {
             threads: abilities.threads,
             memory_limit: limit,
             memory_free: free,
-            gb_per_second: abilities.gb_per_second,
-            gop_per_second: abilities.gop_per_second,
+            gb_per_second: abilities.speeds.gb_per_second,
+            gop_per_second: abilities.speeds.gop_per_second.nibble,
+            products: products(abilities.speeds),
             host_id: self.loader.host_id.clone(),
             pid: std::process::id(),
             platform: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
@@ -207,6 +210,13 @@ fn held(inner: &Inner) -> [u64; 2] {
     facts.map_or([0, 0], |facts| [facts.weight_bytes, facts.state_bytes])
 }
 
+/// Speeds of the classes of products that `gop_per_second` is not about; `None`: it is about all.
+fn products(speeds: Speeds) -> Option<ProductSpeeds> {
+    let ByClass { nibble: _, halves, byte, float } = speeds.gop_per_second;
+    let differ = speeds.gop_per_second.common().is_none();
+    differ.then_some(ProductSpeeds { q6_k: halves, q8_0: byte, f16: float })
+}
+
 /// What the host does beside a GPU. Its memory is the stage's where there is none of its own in the worker's `part`.
 fn host_part(host: HostAbility, part: Amount) -> HostPart {
     let HostAbility { speeds, sent, experts_before } = host;
@@ -215,7 +225,8 @@ fn host_part(host: HostAbility, part: Amount) -> HostPart {
         memory_limit: if is_shared { part.stage } else { part.host },
         is_shared,
         gb_per_second: speeds.gb_per_second,
-        gop_per_second: speeds.gop_per_second,
+        gop_per_second: speeds.gop_per_second.nibble,
+        products: products(speeds),
         experts_before,
         sent_gb_per_second: sent.gb_per_second,
         sent_beside: sent.is_beside,
@@ -226,7 +237,7 @@ fn host_part(host: HostAbility, part: Amount) -> HostPart {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use crate::backend::measure::{Sending, Speeds};
+    use crate::backend::measure::Sending;
 
     use super::*;
 
@@ -243,9 +254,17 @@ mod tests {
     }
 
     #[test]
+    fn classes_are_named_where_they_differ() {
+        let told = |gop_per_second| products(Speeds { gb_per_second: 60.0, gop_per_second });
+        assert_eq!(told(ByClass::all(900.0)), None, "--speed, for one");
+        let measured = ByClass { nibble: 900.0, halves: 800.0, byte: 700.0, float: 250.0 };
+        assert_eq!(told(measured), Some(ProductSpeeds { q6_k: 800.0, q8_0: 700.0, f16: 250.0 }));
+    }
+
+    #[test]
     fn a_host_has_memory_of_its_own_or_the_stages() {
         let memory = |stage, host| {
-            let speeds = Speeds { gb_per_second: 60.0, gop_per_second: 900.0 };
+            let speeds = Speeds { gb_per_second: 60.0, gop_per_second: ByClass::all(900.0) };
             let sent = Sending { gb_per_second: 25.0, is_beside: true };
             let ability = HostAbility { speeds, sent, experts_before: None };
             let part = host_part(ability, Amount { stage, host });

@@ -12,7 +12,7 @@ use brigade_engine::device::Device;
 use brigade_engine::kernels::{self, KvType};
 use brigade_engine::stage::{Stage, StageConfig, StageOutput};
 use brigade_gguf::Gguf;
-use brigade_proto::control::{PrepareRequest, WeightSource};
+use brigade_proto::control::{PrepareRequest, ProductSpeeds, WeightSource};
 use brigade_proto::failure::FailureKind;
 use brigade_proto::pipeline::{self as pb, row_result};
 
@@ -117,6 +117,8 @@ async fn capabilities_are_those_of_the_engine_and_its_needs_are_checked() {
     assert!(caps.quant_types.contains(&"Q4_K".to_owned()));
     assert!(caps.kernel_tables.contains(&"reference".to_owned()));
     assert!(caps.gb_per_second > 0.0 && caps.gop_per_second > 0.0);
+    let ProductSpeeds { q6_k, q8_0, f16 } = caps.products.expect("speeds are measured by class");
+    assert!([q6_k, q8_0, f16].iter().all(|speed| *speed > 0.0));
     let whole = spec(0, 1, 0..4, None);
     let tensors = manifest(&model, &whole);
     let order = PrepareRequest { tensors, ..client.order_of(&model, whole) };

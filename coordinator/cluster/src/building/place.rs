@@ -346,7 +346,7 @@ fn plan_holding<'a>(
     let mut facts = worker_facts(told);
     for (facts, conn) in facts.iter_mut().zip(&conns) {
         facts.gbps /= conn.slowdown();
-        facts.gops /= conn.slowdown();
+        facts.gops = facts.gops.map(|gops| gops / conn.slowdown());
     }
     facts.iter_mut().zip(held).for_each(|(facts, held)| facts.holds = held.clone());
     match nodes {

@@ -5,9 +5,9 @@
 //! machine that have the same kernel table and the same number of threads are therefore taken as equal when
 //! their figures are close. Otherwise noise would decide the cuts.
 
-use brigade_plan::{HostExperts, HostFacts, WorkerFacts};
+use brigade_plan::{ByClass, HostExperts, HostFacts, ProductClass, WorkerFacts};
 use brigade_proto::address::{Address, FIRST_STAGE};
-use brigade_proto::control::{Capabilities, Feature, HostPart};
+use brigade_proto::control::{Capabilities, Feature, HostPart, ProductSpeeds};
 use brigade_worker::backend::expert_placement::ALL_LAYERS;
 
 /// Largest ratio between figures of like workers of one machine that counts as noise. Beyond it
@@ -19,7 +19,7 @@ pub fn worker_facts<'a>(
     workers: impl IntoIterator<Item = (&'a str, &'a Capabilities)>,
 ) -> Vec<WorkerFacts> {
     let workers: Vec<_> = workers.into_iter().collect();
-    let best = |caps: &Capabilities, value: fn(&Capabilities) -> f64| {
+    let best = |caps: &Capabilities, value: &dyn Fn(&Capabilities) -> f64| {
         let own = value(caps);
         let like = workers.iter().filter(|(_, other)| are_alike(caps, other));
         let near = like.map(|(_, other)| value(other)).filter(|v| *v <= own * NOISE);
@@ -30,8 +30,8 @@ pub fn worker_facts<'a>(
         .map(|(name, caps)| WorkerFacts {
             name: (*name).to_string(),
             memory: caps.memory_limit,
-            gbps: best(caps, |c| c.gb_per_second),
-            gops: best(caps, |c| c.gop_per_second),
+            gbps: best(caps, &|c| c.gb_per_second),
+            gops: ByClass::from_fn(|class: ProductClass| best(caps, &|c| products(c)[class])),
             link: None,
             host: caps.host.as_ref().map(host_facts),
             holds: 0..0,
@@ -41,11 +41,26 @@ pub fn worker_facts<'a>(
         .collect()
 }
 
+/// How fast a worker multiplies, by the class of weights, 10^9 operations a second.
+pub fn products(caps: &Capabilities) -> ByClass<f64> {
+    by_class(caps.gop_per_second, caps.products)
+}
+
+/// One of a release that measures one class says nothing of others: they are taken to be as fast.
+fn by_class(gop_per_second: f64, others: Option<ProductSpeeds>) -> ByClass<f64> {
+    match others {
+        None => ByClass::all(gop_per_second),
+        Some(ProductSpeeds { q6_k, q8_0, f16 }) => {
+            ByClass { nibble: gop_per_second, halves: q6_k, byte: q8_0, float: f16 }
+        }
+    }
+}
+
 fn host_facts(host: &HostPart) -> HostFacts {
     HostFacts {
         memory: (!host.is_shared).then_some(host.memory_limit),
         gbps: host.gb_per_second,
-        gops: host.gop_per_second,
+        gops: by_class(host.gop_per_second, host.products),
         sent_gbps: Some(host.sent_gb_per_second).filter(|n| n.is_finite()).unwrap_or(0.0).max(0.0),
         sent_beside: host.sent_beside,
         experts: match host.experts_before {
@@ -61,17 +76,15 @@ fn host_facts(host: &HostPart) -> HostFacts {
 /// # Errors
 /// A value is no number that the planner can use.
 pub fn check(caps: &Capabilities) -> Result<(), String> {
-    let speeds = [
-        ("memory speed in GB/s", caps.gb_per_second),
-        ("computing speed in GOP/s", caps.gop_per_second),
-    ];
+    let products = by_class(caps.gop_per_second, caps.products).values();
+    let speed = ("memory speed in GB/s", caps.gb_per_second);
+    let speeds = products.map(|gops| ("computing speed in GOP/s", gops));
     let of_host = caps.host.iter().flat_map(|host| {
-        [
-            ("host's memory speed in GB/s", host.gb_per_second),
-            ("host's computing speed in GOP/s", host.gop_per_second),
-        ]
+        let products = by_class(host.gop_per_second, host.products).values();
+        let speed = ("host's memory speed in GB/s", host.gb_per_second);
+        products.map(|gops| ("host's computing speed in GOP/s", gops)).into_iter().chain([speed])
     });
-    for (what, value) in speeds.into_iter().chain(of_host) {
+    for (what, value) in speeds.into_iter().chain([speed]).chain(of_host) {
         if !(value.is_finite() && value > 0.0) {
             return Err(format!("its {what} is {value}; it must be a number above 0"));
         }
@@ -121,7 +134,20 @@ mod tests {
         assert_eq!(check(&worker("a", 7.5)), Ok(()));
         for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
             assert!(check(&worker("a", bad)).unwrap_err().contains("memory speed"));
+            let products = Some(ProductSpeeds { q6_k: 90.0, q8_0: 80.0, f16: bad });
+            let caps = Capabilities { products, ..worker("a", 7.5) };
+            assert!(check(&caps).unwrap_err().contains("computing speed"));
         }
+    }
+
+    #[test]
+    fn classes_are_as_fast_as_they_are_said_to_be_each_without_noise() {
+        let mut workers = [worker("a", 7.5), worker("a", 7.5), worker("b", 7.5)];
+        workers[0].products = Some(ProductSpeeds { q6_k: 90.0, q8_0: 80.0, f16: 20.0 });
+        workers[1].products = Some(ProductSpeeds { q6_k: 70.0, q8_0: 85.0, f16: 30.0 });
+        let facts = worker_facts(workers.iter().map(|w| ("w", w)));
+        assert_eq!(facts[0].gops.values(), [100.0, 90.0, 85.0, 30.0]);
+        assert_eq!(facts[2].gops, ByClass::all(100.0), "one of the release before");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use brigade_plan::ByClass;
 use brigade_proto::address::Address;
 use brigade_proto::control::Capabilities;
 
 use crate::config::Source;
 use crate::local::LocalWorker;
 use crate::members::conn::Conn;
+use crate::members::facts;
 use crate::reconcile::{MemberId, MemberSeen, Presence};
 
 /// Pause after the second failure in a row; it doubles with each further one. The first is
@@ -110,6 +112,8 @@ pub struct Known {
     pub gb_per_second: f64,
     /// 10^9 operations a second.
     pub gop_per_second: f64,
+    /// The same by the class of weights, where classes differ.
+    pub products: Option<ByClass<f64>>,
 }
 
 impl Known {
@@ -117,6 +121,7 @@ impl Known {
     pub fn of(conn: &Conn) -> Self {
         let Capabilities { kernels, threads, memory_limit, gb_per_second, gop_per_second, .. } =
             conn.capabilities();
+        let products = facts::products(conn.capabilities());
         Self {
             name: conn.name().to_string(),
             address: conn.address().to_string(),
@@ -125,6 +130,7 @@ impl Known {
             memory_limit: *memory_limit,
             gb_per_second: *gb_per_second,
             gop_per_second: *gop_per_second,
+            products: Some(products).filter(|products| products.common().is_none()),
         }
     }
 }

@@ -216,23 +216,23 @@ impl Worker {
     /// The worker as a spare, for people.
     pub fn status(&self) -> Option<NodeStatus> {
         let conn = self.conn.as_ref()?;
-        let Known { name, address, key, device, memory_limit, gb_per_second, gop_per_second } =
-            Known::of(conn);
+        let known = Known::of(conn);
         let beat = conn.pulse().last();
         let node_memory = node_memory::share_of(conn);
         let ago = |ago: Duration| ago.as_millis() as u64;
         Some(NodeStatus {
-            name,
-            address,
-            key,
+            name: known.name,
+            address: known.address,
+            key: known.key,
             state: NodeState::Spare,
             heard_ms_ago: beat.map(|beat| ago(beat.ago(Instant::now()))),
-            memory_limit: Some(memory_limit),
+            memory_limit: Some(known.memory_limit),
             node_memory,
             disk: node_memory::disk_of(conn),
-            gb_per_second: Some(gb_per_second),
-            gop_per_second: Some(gop_per_second),
-            device: Some(device),
+            gb_per_second: Some(known.gb_per_second),
+            gop_per_second: Some(known.gop_per_second),
+            products: known.products,
+            device: Some(known.device),
             ..NodeStatus::default()
         })
     }

@@ -83,6 +83,7 @@ impl Supervisor {
             bytes: beat.as_ref().filter(|_| stage.is_some()).map(|beat| bytes(beat.reply())),
             gb_per_second: known.map(|k| k.gb_per_second),
             gop_per_second: known.map(|k| k.gop_per_second),
+            products: known.and_then(|k| k.products),
             slowdown: member.conn().map(|conn| conn.slowdown()),
             device: known.map(|k| k.device.clone()),
             why: match member.why() {

@@ -14,6 +14,7 @@ use brigade_gguf::Gguf;
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_worker::backend::measure::{Sending, Speeds};
+use brigade_worker::backend::product_class::ByClass;
 use brigade_worker::backend::{
     Abilities, BuildOrder, BuiltFacts, Finished, HostAbility, KeptWeights, StageBackend,
     StageError, StageNeeds, StageOutput, StageRunner, StageShape,
@@ -94,7 +95,7 @@ impl FakeBackend {
     /// Stages with memory of their own, which have so many bytes of each layer in the host's.
     pub fn beside_host(layer_bytes: u64) -> Arc<Self> {
         let mut backend = Self { in_host: Some(layer_bytes), ..Self::of_width(WIDTH) };
-        let speeds = Speeds { gb_per_second: 1.0, gop_per_second: 1.0 };
+        let speeds = backend.abilities.speeds;
         backend.abilities.host =
             Some(HostAbility { speeds, sent: Sending::default(), experts_before: None });
         Arc::new(backend)
@@ -114,8 +115,7 @@ impl FakeBackend {
             kernel_numerics: vec![1],
             kernels: "plain".into(),
             threads: 1,
-            gb_per_second: 1.0,
-            gop_per_second: 1.0,
+            speeds: Speeds { gb_per_second: 1.0, gop_per_second: ByClass::all(1.0) },
         };
         Self {
             abilities,
