@@ -386,6 +386,33 @@ fn workers_are_upgraded_one_by_one_while_streams_run() {
     std::fs::remove_file(model).unwrap();
 }
 
+/// The only worker is asked to leave when there is no other one yet. One that comes while it is there takes its layers.
+fn a_worker_that_leaves_hands_its_layers_to_one_that_comes_later() {
+    let model = synth("granitehybrid", "tiny");
+    let leaver = worker();
+    let one = std::slice::from_ref(&leaver);
+    let cluster = Cluster::start("later", model.to_str().unwrap(), one, &[]);
+    let mut later = None;
+    cluster.stream_through("SIGTERM, and another one comes", || {
+        signal("TERM", leaver.pid());
+        until("it is known that it leaves", || {
+            cluster.status()["drained"].to_string().contains(leaver.ready.trim())
+        });
+        assert_eq!(cluster.stages(), 1, "it computes on, since nobody can take its layers");
+        let comes = worker();
+        cluster.ask(&["add", comes.ready.trim()]).unwrap();
+        until("the other one has its layers", || {
+            cluster.status()["stages"].to_string().contains(comes.ready.trim())
+        });
+        later = Some(comes);
+    });
+    until("it has ended", || !brigade_tests::process::is_alive(leaver.pid()));
+    assert_eq!(cluster.server.metric("brigade_tokens_replayed_total"), 0.0);
+    assert_eq!(cluster.server.metric("brigade_requests_total{outcome=\"error\"}"), 0.0);
+    drop(later);
+    std::fs::remove_file(model).unwrap();
+}
+
 /// Parting copies do not stay: after a change, checkpoints begin with the first page again.
 fn checkpoints_go_on_after_a_planned_change() {
     let model = synth("granitehybrid", "tiny");
@@ -540,6 +567,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         layers_move_with_their_adapters_while_streams_run,
         workers_are_restarted_one_by_one_while_streams_run,
         workers_are_upgraded_one_by_one_while_streams_run,
+        a_worker_that_leaves_hands_its_layers_to_one_that_comes_later,
         checkpoints_go_on_after_a_planned_change,
         states_move_again_and_again,
         over_tls_states_move_from_a_worker_that_leaves,

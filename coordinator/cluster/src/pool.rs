@@ -12,7 +12,7 @@ mod planned;
 mod state;
 mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

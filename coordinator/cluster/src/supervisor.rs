@@ -7,6 +7,7 @@
 mod borrow;
 mod change;
 mod layers;
+mod leavers;
 mod line;
 mod members;
 mod next_line;
@@ -51,8 +52,8 @@ use brigade_line::stages::open_line::Moved;
 use brigade_line::stages::stale::StaleTimes;
 use brigade_proto::task::joined;
 
-use borrow::Leaver;
 use change::{Change, Rebalancing};
+use leavers::Leaver;
 use next_line::NextLine;
 use slow::Window;
 
@@ -145,8 +146,8 @@ pub(super) struct Supervisor {
     rebalancing: Rebalancing,
     /// The cut of the next line, if it is fixed.
     ordered: Option<Ordered>,
-    /// The worker that leaves the line when another one has been lent.
-    leaver: Option<Leaver>,
+    /// Workers that leave the line when the others suffice.
+    leavers: Vec<Leaver>,
     /// How fast the stages compute is measured in it.
     window: Option<Window>,
     /// What kept workers from taking their stages since the line was up last, by worker.
@@ -194,7 +195,7 @@ impl Supervisor {
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),
             ordered: None,
-            leaver: None,
+            leavers: Vec::new(),
             window: None,
             failed: BTreeMap::new(),
             said: String::new(),
@@ -223,6 +224,7 @@ impl Supervisor {
 
     /// Takes one step, and waits for the next news.
     async fn turn(&mut self) -> Result<(), GiveUp> {
+        self.let_leavers_go();
         self.deal_with_the_pool();
         self.call_the_roll();
         self.rebalance_if_it_pays();

@@ -293,9 +293,12 @@ fn a_node_is_one_worker_under_a_coordinator_that_certifies_no_stages() {
     // A newer coordinator takes the place of the older one.
     drop(server);
     server = Server { process: cluster.serve(&["--config", &config]) };
-    // The line may have begun on the lone stage. That makes way for the first stage when the line is on the second.
-    wait("the line is on a certified stage", || {
-        ["lab.1", "lab.2"].contains(&server.line_workers("first").concat().as_str())
+    // The line may have begun on the lone stage. That makes way for the first stage when the line is on the second. Both are on
+    // it where the second came so late that the lone one had gone.
+    wait("the line is on certified stages", || {
+        let on_line = server.line_workers("first");
+        !on_line.is_empty()
+            && on_line.iter().all(|name| ["lab.1", "lab.2"].contains(&name.as_str()))
     });
     wait("both stages are there", || node.stage("1/2").is_some() && node.stage("2/2").is_some());
     wait_for_models(&server, &["first"]);

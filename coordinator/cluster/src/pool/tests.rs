@@ -21,7 +21,8 @@ use crate::members::departed::REFUSED_FOR;
 /// More loans than any of the tests should see: the lines would go on for ever.
 const WITHOUT_END: usize = 50;
 
-fn demand() -> Demand {
+/// A line of the demo model.
+pub(crate) fn demand() -> Demand {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.gguf");
     let options = StageOptions {
         kv_type: KvType::F16,
@@ -43,11 +44,11 @@ fn demand() -> Demand {
     Demand { model, options, at_least: 1, goes_on: false }
 }
 
-/// A worker of the machine `lab` that has joined; its address.
-async fn joined(state: &mut State, stage: u8, disk: Option<DiskPart>) -> Address {
+/// What a worker says that such a line may have.
+pub(crate) fn capable(disk: Option<DiskPart>) -> Capabilities {
     let Demand { model, options, .. } = demand();
     let needs = demands::requirements(&model, &options);
-    let capabilities = Capabilities {
+    Capabilities {
         architectures: vec![needs.architecture],
         quant_types: needs.quant_types,
         wire_types: vec![WireType::F32.into()],
@@ -59,8 +60,12 @@ async fn joined(state: &mut State, stage: u8, disk: Option<DiskPart>) -> Address
         gop_per_second: 100.0,
         disk,
         ..Capabilities::default()
-    };
-    let conn = Conn::mute("lab", stage, capabilities).await;
+    }
+}
+
+/// A worker of the machine `lab` that has joined; its address.
+async fn joined(state: &mut State, stage: u8, disk: Option<DiskPart>) -> Address {
+    let conn = Conn::mute("lab", stage, capable(disk)).await;
     let (address, now) = (conn.address().clone(), Instant::now());
     conn.pulse().beat(now, &HealthReply::default());
     let id = state.joined(&address, now).unwrap();

@@ -3,26 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use brigade_line::admin::{Asked, Refused};
+use brigade_line::admin::Refused;
 use brigade_proto::address::Address;
 
-use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::members::conn::WorkerError;
 use crate::members::member::{Member, Origin};
 use crate::pool::{Returned, Seat, Want};
 use crate::reconcile::MemberId;
 
-/// A worker that is on the line and is to leave it, as soon as the others suffice.
-#[derive(Debug)]
-pub(super) struct Leaver {
-    id: MemberId,
-    asked: Option<Asked>,
-    since: Instant,
-}
-
 impl Supervisor {
-    fn seat(&self) -> Option<Arc<Seat>> {
+    pub(super) fn seat(&self) -> Option<Arc<Seat>> {
         self.ends.seat.clone()
     }
 
@@ -30,7 +21,6 @@ impl Supervisor {
     /// not need.
     pub(super) fn deal_with_the_pool(&mut self) {
         let Some(seat) = self.seat() else { return };
-        self.let_the_leaver_go();
         let now = Instant::now();
         let want = match &self.line {
             Line::Building { .. } => None,
@@ -44,13 +34,16 @@ impl Supervisor {
                 makes_do: self.goal.was_up,
                 least_ctx: None,
             }),
-            Line::Up { stages, n_ctx, .. } => self.leaver.as_ref().map(|leaver| {
-                let leaves = self.members.get(&leaver.id).and_then(address_of);
+            Line::Up { .. } if self.leavers.is_empty() => None,
+            Line::Up { stages, n_ctx, .. } => {
                 let mut without = self.without(|m| !may_serve(m, now));
-                without.extend(leaves.filter(|address| !without.contains(address)));
+                for leaver in &self.leavers {
+                    let leaves = self.members.get(&leaver.id).and_then(address_of);
+                    without.extend(leaves.filter(|address| !without.contains(address)));
+                }
                 let (at_least, least_ctx) = (stages.len(), Some(*n_ctx));
-                Want { without, at_least, makes_do: true, least_ctx }
-            }),
+                Some(Want { without, at_least, makes_do: true, least_ctx })
+            }
         };
         seat.want(want);
         while let Some(address) = self.ends.joins.as_mut().and_then(|joins| joins.try_recv().ok()) {
@@ -68,7 +61,7 @@ impl Supervisor {
     fn give_back_spares(&mut self, seat: &Arc<Seat>, now: Instant) {
         let Line::Up { stages, .. } = &self.line else { return };
         let is_settled = self.change.is_none() && self.settling.is_empty();
-        if self.next_line.is_some() || self.leaver.is_some() || !is_settled {
+        if self.next_line.is_some() || !self.leavers.is_empty() || !is_settled {
             return;
         }
         let is_spare = |(id, m): &(&MemberId, &Member)| {
@@ -137,61 +130,6 @@ impl Supervisor {
             Ok(())
         } else {
             Err(Refused("too many workers join at once: ask again".to_owned()))
-        }
-    }
-
-    /// Whether a worker that is to leave the line may wait for another one to be lent.
-    pub(super) fn may_wait(&self, id: MemberId) -> bool {
-        let by_hand = self.ends.config.stage.cut.is_some();
-        self.seat().is_some() && self.leaver.is_none() && self.is_on_line(id) && !by_hand
-    }
-
-    /// The worker that an operator means, if it may.
-    pub(super) fn who_may_wait(&self, worker: &str) -> Option<MemberId> {
-        self.member_called(worker).ok().filter(|id| self.may_wait(*id))
-    }
-
-    /// A worker leaves the line when another one has been lent.
-    pub(super) fn wait_for_another(&mut self, id: MemberId, asked: Option<Asked>) {
-        tracing::info!(
-            worker = self.members.get(&id).map(Member::name),
-            "it is to leave the line, and the others do not suffice: the pool is asked for another one"
-        );
-        self.leaver = Some(Leaver { id, asked, since: Instant::now() });
-    }
-
-    /// Begins the change for which a worker that is to leave waits, if the others suffice now.
-    fn let_the_leaver_go(&mut self) {
-        let Some(Leaver { id, asked, since }) = self.leaver.take() else { return };
-        // No worker can be lent now. An operator that asked is told; a worker that leaves by itself waits on.
-        let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
-        let is_refused = asked.is_some() && lacking.is_some();
-        let suffice = if self.is_on_line(id) && self.next_line.is_none() {
-            self.suffice(&self.others(id))
-        } else {
-            Err("the line has changed meanwhile".to_owned())
-        };
-        match suffice {
-            Ok(()) => {
-                let within = asked.is_none().then_some(LEAVER_WAITS);
-                self.drain(id, asked, within);
-            }
-            Err(_) if self.is_on_line(id) && !is_refused && since.elapsed() < LEAVER_WAITS => {
-                self.leaver = Some(Leaver { id, asked, since });
-            }
-            Err(why) => {
-                let why =
-                    lacking.map_or(why.clone(), |pool| format!("{why} (of the pool: {pool})"));
-                tracing::warn!(
-                    why,
-                    "a worker wants to leave, and the other workers cannot take its layers"
-                );
-                if let Some(asked) = asked {
-                    let text = format!("the other workers do not suffice: {why}");
-                    // The client may have gone.
-                    let _ = asked.reply.send(Err(Refused(text)));
-                }
-            }
         }
     }
 }

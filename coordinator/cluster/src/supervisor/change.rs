@@ -15,10 +15,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::next_line::LEAVER_WAITS;
 use super::{Line, Supervisor};
 use crate::building::place::{self, Placement};
-use crate::members::conn::{Conn, WorkerError};
+use crate::members::conn::Conn;
 use crate::members::departed::Left;
 use crate::members::member::Member;
 use crate::members::placed_stage::Pace;
@@ -113,7 +112,7 @@ impl Supervisor {
                     )))
                 }
                 Err(refused) => match self.who_may_wait(&worker.clone()) {
-                    Some(id) => return self.wait_for_another(id, Some(asked)),
+                    Some(id) => return self.wait_for_another(id, asked),
                     None => Err(refused),
                 },
             },
@@ -262,31 +261,6 @@ impl Supervisor {
         let name = self.members.get(&id).map(Member::name).unwrap_or_default();
         self.set_drained(id);
         self.change(format!("{name} is drained"), asked, within);
-    }
-
-    /// A member that is on the line takes no new one: it is about to leave. Its layers move now if they can.
-    pub(super) fn wants_to_leave(&mut self, id: MemberId, error: WorkerError) {
-        // It computes until the next line is ready.
-        self.listen_until_it_is_gone(id);
-        let enough = self.suffice(&self.others(id));
-        match enough {
-            Ok(()) if self.ends.config.stage.cut.is_none() => {
-                self.drain(id, None, Some(LEAVER_WAITS));
-            }
-            Err(_) if self.may_wait(id) => self.wait_for_another(id, None),
-            _ => {
-                let why = enough.err().unwrap_or_else(|| "the line is cut by hand".to_owned());
-                tracing::warn!(%error, why, "a worker is leaving, and the other workers cannot take its layers");
-            }
-        }
-    }
-
-    fn listen_until_it_is_gone(&mut self, id: MemberId) {
-        let Line::Up { stages, .. } = &self.line else { return };
-        let stage = stages.iter().position(|on| *on == id);
-        if let Some((conn, stage)) = self.members.get(&id).and_then(Member::conn).zip(stage) {
-            self.heartbeats.listen_to_a_leaver(id, conn, self.epoch, stage);
-        }
     }
 
     /// Takes the line down in order, so that the next one is built, for which so many bytes were loaded and spares were
@@ -513,7 +487,7 @@ impl Supervisor {
         matches!(&self.line, Line::Up { stages, .. } if stages.contains(&id))
     }
 
-    fn set_drained(&mut self, id: MemberId) {
+    pub(super) fn set_drained(&mut self, id: MemberId) {
         if let Some(member) = self.members.get_mut(&id) {
             member.drain();
         }
