@@ -198,9 +198,8 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     for list in &cpus {
         host::check_cpus("--worker-cpus", list)?;
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match (line.threads, cpus.is_empty()) {
-        (None, true) => Some((cores / count).max(1)),
+        (None, true) => Some((host::cores() / count).max(1)),
         (threads, _) => threads,
     };
     let free = brigade_worker::machine::memory::available_bytes();
