@@ -198,7 +198,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     for list in &cpus {
         host::check_cpus("--worker-cpus", list)?;
     }
-    let threads = match (line.threads, cpus.is_empty()) {
+    let threads = match (line.one_number_of_threads()?, cpus.is_empty()) {
         (None, true) => Some((host::cores() / count).max(1)),
         (threads, _) => threads,
     };
