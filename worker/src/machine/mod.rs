@@ -5,6 +5,7 @@ pub(crate) mod cgroup;
 pub mod fair_time;
 pub mod ledger;
 pub mod memory;
+pub mod numa;
 pub mod pace;
 pub mod reading_threads;
 #[cfg(target_os = "linux")]

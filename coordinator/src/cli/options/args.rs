@@ -246,6 +246,11 @@ pub struct LineArgs {
     /// well, e.g. 1,2,4, and measures with each
     #[arg(long, value_name = "N", value_parser = units::thread_counts, conflicts_with = "worker")]
     pub threads: Option<ThreadCounts>,
+    /// Threads and weights of a local worker on a machine with several NUMA nodes. auto: threads are pinned, node after node,
+    /// and weights lie where the threads are that read them. off: the system places them [default: auto for one worker, or
+    /// with --worker-cpus]
+    #[arg(long, value_name = "WHERE", value_parser = ["auto", "off"], conflicts_with = "worker")]
+    pub numa: Option<String>,
     /// Memory each local worker may use, e.g. 12G [default: its share of what is free, or the GPU's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,

@@ -11,6 +11,7 @@ use brigade_plan::HandCut;
 use brigade_proto::address::Address;
 use brigade_proto::control::KvType;
 use brigade_worker::host;
+use brigade_worker::machine::numa::Numa;
 
 use crate::cli::options::args::{KvArg, LineArgs, LogFormat};
 use crate::cli::options::security::Security;
@@ -202,6 +203,9 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         (None, true) => Some((host::cores() / count).max(1)),
         (threads, _) => threads,
     };
+    // Several workers that are not told where to run would be pinned to the same CPUs.
+    let is_apart = count == 1 || !cpus.is_empty();
+    let numa = line.numa.clone().or_else(|| (!is_apart).then(|| Numa::Off.name().to_owned()));
     let free = brigade_worker::machine::memory::available_bytes();
     let share = |free: u64| {
         free.saturating_sub(brigade_worker::machine::memory::RESERVE_BYTES) / count as u64
@@ -216,6 +220,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         count,
         cpus,
         threads,
+        numa,
         memory: line.memory,
         host_memory: free.map(share),
         gpu_memory,
