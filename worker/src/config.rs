@@ -25,6 +25,7 @@ pub use secured::{Secured, node_name};
 use crate::backend::expert_placement::{ExpertCache, Experts, Raw, Wrong, device_of};
 use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
 use crate::backend::product_class::ByClass;
+use crate::machine::numa::Numa;
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
 use crate::records::BYTES_PER_SECOND;
@@ -77,6 +78,8 @@ pub struct RawConfig {
     pub kernels: Option<String>,
     /// `--cpus`: a list as in 0-3,8.
     pub cpus: Option<String>,
+    /// `--numa`: auto or off.
+    pub numa: Option<String>,
     /// `--speed`: GB/s and GOP/s, as in 40,900.
     pub speed: Option<String>,
     /// `--cache-dir`.
@@ -142,6 +145,8 @@ pub struct Config {
     pub gpu_lost_after: Option<u64>,
     /// CPUs that threads are pinned to; empty: not pinned.
     pub cpus: Vec<usize>,
+    /// Whether threads and weights are placed on NUMA nodes.
+    pub numa: Numa,
     /// Speeds to tell the planner; `None`: those measured at start.
     pub speeds: Option<Speeds>,
     /// What another stage of the node has measured.
@@ -228,6 +233,7 @@ impl Config {
             fast_math: raw.fast_math,
             gpu_lost_after: raw.gpu_lost_after,
             cpus: raw.cpus.as_deref().map(parse_cpus).transpose()?.unwrap_or_default(),
+            numa: raw.numa.as_deref().map_or(Ok(Numa::default()), parse_numa)?,
             speeds: raw.speed.as_deref().map(parse_speeds).transpose()?,
             // Of the node, and not typed: without it the stage measures.
             measured: env(MEASURED_VARIABLE).and_then(|text| serde_json::from_str(&text).ok()),
@@ -397,6 +403,11 @@ pub fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
     Ok(cpus)
 }
 
+/// Whether threads and weights are placed, as typed.
+fn parse_numa(text: &str) -> Result<Numa, ConfigError> {
+    text.parse().map_err(|_| bad("--numa", text, "is neither auto nor off"))
+}
+
 /// Speeds as typed: 10^9 bytes a second and 10^9 operations a second, which count for all classes of products.
 ///
 /// # Errors
@@ -537,6 +548,7 @@ mod tests {
             (RawConfig { advertise: Some("h:1".into()), ..raw() }, "--advertise"),
             (RawConfig { memory: Some("much".into()), ..raw() }, "--memory"),
             (RawConfig { threads: Some(0), ..raw() }, "--threads"),
+            (RawConfig { numa: Some("on".into()), ..raw() }, "--numa"),
             (RawConfig { expert_cache: Some("all".into()), ..raw() }, "--expert-cache"),
             (RawConfig { cpus: Some("x".into()), ..raw() }, "--cpus"),
             (RawConfig { cache_limit: Some("0".into()), ..raw() }, "--cache-limit"),

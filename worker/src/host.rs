@@ -1,12 +1,12 @@
 //! The machine on which a process runs: its identity for as long as it is up, and its cores. Processes that find the
 //! same identity share memory, cores and files.
 
-use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 
 use crate::config::{ConfigError, parse_cpus};
+use crate::machine::topology::Topology;
 
 /// Identity of this machine and this boot, and of the mount namespace, without which equal paths need not mean equal
 /// files. Where the system does not tell, the identity is unique, so that nothing is shared by mistake.
@@ -29,15 +29,11 @@ pub fn instance() -> u64 {
     RandomState::new().build_hasher().finish().max(1)
 }
 
-/// Cores that this process may use. A core with several hardware threads counts once, and CPU affinity and quota are
-/// respected.
+/// Cores that are worth a thread each: a core with several hardware threads counts once, and CPU affinity and the quota of
+/// the cgroup are respected. A quota of a part of a core is rounded.
 pub fn cores() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let cpus = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
-    let siblings: HashSet<String> = cpus
-        .filter_map(|cpu| fs::read_to_string(cpu.path().join("topology/core_cpus_list")).ok())
-        .collect();
-    if siblings.is_empty() { allowed } else { allowed.min(siblings.len()) }
+    let told = Topology::of_this_machine().usable_cores();
+    told.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// CPUs that this process may use; `None` where the system does not tell.

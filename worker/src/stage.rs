@@ -3,6 +3,7 @@
 
 mod expert_record;
 mod learning;
+mod placement;
 mod runner;
 
 use std::collections::BTreeMap;
@@ -36,11 +37,13 @@ use crate::backend::{
 use crate::config::Config;
 use crate::host;
 use crate::machine::memory;
+use crate::machine::numa::Places;
 use crate::machine::share::Share;
 use crate::machine::turns::Turns;
 use crate::weights::reader::Weights;
 use expert_record::ExpertRecords;
 use learning::{Learner, Learning};
+use placement::{Packing, places};
 use runner::{EngineStage, taken};
 
 /// Where in the cache's folder what GPUs' drivers compiled is kept.
@@ -52,7 +55,10 @@ pub struct EngineBackend {
     devices: Devices,
     device: DeviceName,
     threads: usize,
+    /// CPUs of the threads; empty: wherever the system puts them.
     cpus: Vec<usize>,
+    /// Threads and weights that have places on several NUMA nodes.
+    places: Option<Places>,
     experts: Experts,
     /// When those that lie with the host are sent to the GPU.
     visits: Visits,
@@ -96,13 +102,15 @@ impl EngineBackend {
         let kernels = devices.called(&device)?;
         let measured = config.measured.as_ref().filter(|measured| measured.device == kernels);
         let threads = threads_of(config);
+        let places = if device.is_cpu() { places(config, threads) } else { None };
+        let cpus = places.as_ref().map_or(&config.cpus, |places| &places.cpus).clone();
         let told = config.speeds.or(measured.map(|measured| measured.own));
         let own = match told {
             Some(told) => told,
             None => {
                 // Undisturbed by the others.
                 let _turn = turns.as_ref().and_then(taken);
-                measure_apart(&devices, &device, threads, &config.cpus)?
+                measure_apart(&devices, &device, threads, &cpus)?
             }
         };
         let beside = measured.and_then(|measured| measured.beside);
@@ -111,7 +119,7 @@ impl EngineBackend {
         tracing::info!(
             device = kernels,
             threads,
-            cpus = host::cpu_ranges(&config.cpus),
+            cpus = host::cpu_ranges(&cpus),
             gb_per_second = rounded(own.gb_per_second),
             gop_per_second = rounded(own.gop_per_second.nibble),
             q6_k = rounded(own.gop_per_second.halves),
@@ -135,7 +143,8 @@ impl EngineBackend {
             devices,
             device,
             threads,
-            cpus: config.cpus.clone(),
+            cpus,
+            places,
             experts: config.experts,
             visits,
             expert_cache: config.expert_cache,
@@ -385,7 +394,7 @@ impl StageBackend for EngineBackend {
         if layers.start == 0 && !kept.has_embedding() {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
-        let range = layers.clone();
+        let (range, packing) = (layers.clone(), Packing::begin(self.places.as_ref()));
         let mut stage = Stage::load_keeping(
             &brigade_models::described(&model).map_err(model_failure)?,
             weights.clone(),
@@ -397,6 +406,7 @@ impl StageBackend for EngineBackend {
         )
         .map_err(model_failure)?;
         weights.loaded();
+        packing.into_iter().for_each(Packing::end);
         compile_kernels(&mut stage)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
         let pages = spec.max_ctx.div_ceil(KV_PAGE as u32);

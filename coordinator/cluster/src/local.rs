@@ -43,6 +43,8 @@ pub struct LocalOptions {
     pub cpus: Vec<Vec<usize>>,
     /// Compute threads of each.
     pub threads: Option<usize>,
+    /// Whether threads and weights are placed on NUMA nodes, as `--numa` of a worker says it.
+    pub numa: Option<String>,
     /// Bytes each may use.
     pub memory: Option<u64>,
     /// Bytes each may use of the host's memory, if its stages lie there.
@@ -190,6 +192,9 @@ fn command(options: &LocalOptions, index: usize) -> Command {
     if let Some(threads) = options.threads {
         command.arg("--threads").arg(threads.to_string());
     }
+    if let Some(numa) = &options.numa {
+        command.arg("--numa").arg(numa);
+    }
     if let Some(memory) = options.memory {
         command.arg("--memory").arg(memory.to_string());
     }
@@ -257,6 +262,7 @@ mod tests {
             count: 1,
             cpus: Vec::new(),
             threads: None,
+            numa: None,
             memory: None,
             host_memory: None,
             gpu_memory: Vec::new(),

@@ -6,9 +6,11 @@
 //!
 //! Prompts are random tokens and drawing is greedy. Sequences go on past end-of-generation tokens, so that
 //! every measurement does the same work. With `--depth N` each sequence has N tokens behind it before a test
-//! begins ([`context`]). With `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]).
+//! begins ([`context`]). With `--mixed`, P sequences draw tokens while prompts arrive ([`mixed`]). With several numbers of
+//! `--threads`, there is a run for each ([`curve`]).
 
 mod context;
+mod curve;
 mod experts;
 mod limits;
 mod memory;
@@ -17,6 +19,7 @@ mod speculation;
 
 use std::cell::Cell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -45,13 +48,14 @@ const WARM_UP_TOKENS: u32 = 8;
 const WARM_UP_PROMPT: u32 = 64;
 
 /// Measure prefill and decode beside the machine's limits.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
   brigade bench -m model.gguf --workers 1
   brigade bench -m model.gguf --workers 2 --worker-cpus 0/1 --threads 1 --parallel 1,8,32
   brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 0 --json
   brigade bench -m model.gguf --workers 2 --prompt 512 --gen 32 --depth 16384
+  brigade bench -m model.gguf --workers 1 --threads 1,2,4,8,16
   brigade bench -m model.gguf --workers 2 --prompt 1024 --gen 256 --parallel 8 --mixed")]
 pub struct BenchArgs {
     #[command(flatten)]
@@ -145,6 +149,17 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
     if args.mixed && (args.prompt == 0 || args.generate < 2) {
         bail!("--mixed needs --prompt of at least 1 and --gen of at least 2");
     }
+    if let Some(counts) = args.line.threads.as_ref().filter(|counts| counts.only().is_none()) {
+        return curve::execute(&args, counts).await;
+    }
+    if !args.speculate.is_empty() {
+        return speculation::execute(&args).await;
+    }
+    with_session(options(&args)?, async |session| bench(session, &args).await).await
+}
+
+/// The settings of the measured line.
+fn options(args: &BenchArgs) -> Result<SessionOptions> {
     let mut options = SessionOptions::command(&args.model, &args.line, args.kv_type);
     let longest = args.prompt.max(args.generate).max(WARM_UP_PROMPT + WARM_UP_TOKENS);
     let streams = args.parallel.iter().copied().max().unwrap_or(1);
@@ -155,13 +170,22 @@ pub async fn execute(args: BenchArgs) -> Result<()> {
         options.keep = Some(Keep::States(context::kept(streams)?));
     }
     options.trace.clone_from(&args.trace);
-    if !args.speculate.is_empty() {
-        return speculation::execute(&args).await;
-    }
-    with_session(options, async |session| bench(session, &args).await).await
+    Ok(options)
 }
 
-async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
+/// Measures on a line of its own.
+async fn measured(args: &BenchArgs) -> Result<Vec<Row>> {
+    with_session(options(args)?, async |session| Ok(measure(session, args).await?.rows)).await
+}
+
+/// All measurements on a line.
+struct Measured {
+    rows: Vec<Row>,
+    info: Arc<LineInfo>,
+    limits: Vec<Limits>,
+}
+
+async fn measure(session: &Session, args: &BenchArgs) -> Result<Measured> {
     let info = session.ready().await?;
     let limits = limits::measure(&info, &args.line).await?;
     let facts = session.model.facts(args.kv_type.engine())?;
@@ -183,6 +207,11 @@ async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
             rows.push(bench.row(Test::Decode { n_gen: args.generate }, parallel).await?);
         }
     }
+    Ok(Measured { rows, info, limits })
+}
+
+async fn bench(session: &Session, args: &BenchArgs) -> Result<()> {
+    let Measured { rows, info, limits } = measure(session, args).await?;
     if args.json {
         return output::json(&rows);
     }

@@ -124,6 +124,11 @@ pub struct WorkerArgs {
     /// CPUs that threads are pinned to, e.g. 0-3,8 [default: not pinned]
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
+    /// Threads and weights on a machine with several NUMA nodes, parts with memory of their own. auto: threads are pinned,
+    /// node after node, and weights lie where the threads are that read them. off: the system places them [default: auto,
+    /// for --cpus or a thread for each core]
+    #[arg(long, value_name = "WHERE", value_parser = ["auto", "off"])]
+    numa: Option<String>,
     /// Speeds for the plan, GB/s of memory and GOP/s of products, e.g. 40,900: the cut is then the same at every
     /// start, whatever else the machine does [default: measured at start, and logged]
     #[arg(long, value_name = "GBPS,GOPS", env = "BRIGADE_SPEED")]
@@ -296,6 +301,7 @@ pub async fn execute(args: WorkerArgs) -> Result<()> {
         gpu_lost_after: args.gpu_lost_after,
         kernels: args.kernels,
         cpus: args.cpus,
+        numa: args.numa,
         speed: args.speed,
         cache_dir: args.cache_dir,
         cache_limit: args.cache_limit,

@@ -3,14 +3,14 @@
 //!
 //! For products it prints bytes of weights a second beside the memory's, and operations a second beside the
 //! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix, and
-//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. Cases named `experts` are in [`experts`]. [`common`] says
-//! what else the environment chooses.
+//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. Cases named `experts` are in [`experts`], `fork-join` and
+//! `rowwise` in [`threads`]. [`common`] says what else the environment chooses.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod experts;
+mod threads;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use brigade_engine::batch::PageId;
@@ -64,29 +64,12 @@ fn main() {
         matmul(&bench, ty);
     }
     experts::measure(&bench);
-    if bench.wants("fork-join") {
-        fork_join(&bench);
-    }
+    threads::measure(&bench);
     if bench.wants("attention") {
         for n_rows in [1, 8, 64] {
             attention(&bench, n_rows, 1024);
         }
     }
-}
-
-fn fork_join(bench: &Bench) {
-    let pool = bench.compute.pool();
-    let meet = || {
-        let met = AtomicUsize::new(0);
-        pool.run(pool.threads(), &|_, _| {
-            met.fetch_add(1, Ordering::SeqCst);
-            while met.load(Ordering::SeqCst) < pool.threads() {
-                std::hint::spin_loop();
-            }
-        });
-    };
-    let seconds = bench.seconds(|_| (0..1000).for_each(|_| meet()));
-    println!("fork-join in which all threads meet: {:.2} us", seconds * 1e3);
 }
 
 fn values(n: usize) -> Vec<f32> {

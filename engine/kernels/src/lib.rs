@@ -24,11 +24,13 @@ mod compute;
 mod cpu;
 mod format;
 mod ops;
+mod pinning;
 mod pool;
 pub mod probe;
 mod shares;
 mod simd;
 mod slab;
+mod sync;
 mod table;
 mod tiles;
 

@@ -172,6 +172,29 @@ fn bench_rows_have_the_promised_fields() {
     assert!(busy.iter().all(|b| (0.0..=1.0).contains(&b.as_f64().unwrap())));
 }
 
+fn a_bench_of_several_numbers_of_threads_has_a_curve() {
+    let m = model();
+    let several = ["--workers", "1", "--threads", "1,2", "--prompt", "16", "--gen", "4"];
+    let mut command = vec!["bench", "-m", &m, "--repeat", "1", "--json"];
+    command.extend(several);
+    let report = json_out(&command);
+    let curve = report["curve"].as_array().unwrap();
+    let points: Vec<_> = curve.iter().map(|point| (&point["threads"], &point["test"])).collect();
+    let [one, two, prefill, decode] = [json!(1), json!(2), json!("prefill"), json!("decode")];
+    assert_eq!(points, [(&one, &prefill), (&one, &decode), (&two, &prefill), (&two, &decode)]);
+    for point in curve {
+        let number = |field: &str| point[field].as_f64().unwrap();
+        assert!(number("tokens_per_second") > 0.0 && number("ratio") > 0.0, "{point}");
+        assert!(number("memory_gb_per_second") > 0.0, "{point}");
+    }
+    assert_eq!(curve[1]["ratio"], json!(1.0));
+    assert_eq!(report["rows"].as_array().unwrap().len(), 4);
+    assert!(!report["machine"]["cpus"].as_array().unwrap().is_empty(), "{}", report["machine"]);
+    command.push("--mixed");
+    let refused = run(&command);
+    assert!(!refused.status.success(), "several numbers of threads with --mixed");
+}
+
 fn a_bench_at_a_depth_begins_behind_its_contexts() {
     // Sequences of attention begin with any prefix, recurrent ones with whole ones only.
     for m in [model(), synthetic("granitehybrid")] {
@@ -376,6 +399,7 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         logits_are_the_same_bits_over_any_cut,
         tokens_go_there_and_back,
         bench_rows_have_the_promised_fields,
+        a_bench_of_several_numbers_of_threads_has_a_curve,
         a_bench_at_a_depth_begins_behind_its_contexts,
         a_mixed_bench_times_every_token_of_its_streams,
         plan_and_inspect_agree_about_the_layers,

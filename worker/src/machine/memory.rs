@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use brigade_proto::failure::{Failure, FailureKind};
 
+use super::cgroup::{Version, folders};
+
 /// Left to the process itself and the rest of the machine when `--memory` is not given.
 pub const RESERVE_BYTES: u64 = 256 << 20;
 
@@ -53,22 +55,12 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
 
 /// Least free over this process's memory cgroup and its parents. `cgroups` is /proc/self/cgroup.
 fn cgroup_free(cgroups: &str, root: &Path) -> Option<u64> {
-    let mut least = None;
-    for line in cgroups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (base, files) = match controllers {
-            "" => (root.to_owned(), &V2),
-            list if list.split(',').any(|c| c == "memory") => (root.join("memory"), &V1),
-            _ => continue,
-        };
-        let own = base.join(path.trim_start_matches('/'));
-        for dir in own.ancestors().take_while(|dir| dir.starts_with(&base)) {
-            let free = free_in(dir, files);
-            least = [least, free].into_iter().flatten().min();
-        }
-    }
-    least
+    let folders = folders(cgroups, root, "memory").into_iter();
+    let free = folders.filter_map(|(folder, version)| match version {
+        Version::One => free_in(&folder, &V1),
+        Version::Two => free_in(&folder, &V2),
+    });
+    free.min()
 }
 
 /// File names of one cgroup version.

@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use brigade_engine::device::{DeviceName, Devices};
 use brigade_engine::kernels::{Compute, probe, select};
 use brigade_line::handle::LineInfo;
+use brigade_worker::host;
 use serde::Serialize;
 
 use crate::cli::options::args::LineArgs;
@@ -107,7 +108,7 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
         return Ok(vec![Limits { threads: 1, memory_gb_per_second, peaks: None }]);
     }
     let wanted: usize = info.stages.iter().map(|s| s.threads as usize).sum();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = host::cores();
     let cpus = line.worker_cpus.as_ref().map(|lists| {
         let mut cpus: Vec<usize> =
             lists.0.iter().take(info.stages.len()).flatten().copied().collect();

@@ -11,6 +11,7 @@ use clap::builder::StyledStr;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use crate::cli::Cli;
+use crate::cli::options::units::ThreadCounts;
 
 /// Commands whose options stand in the file, each in a section of its name.
 pub const SECTIONS: [&str; 3] = ["serve", "run", "worker"];
@@ -234,6 +235,8 @@ impl Opt {
             TypeId::of::<u64>(),
             TypeId::of::<usize>(),
             TypeId::of::<i64>(),
+            // The commands with a file take one.
+            TypeId::of::<ThreadCounts>(),
         ];
         match () {
             // Sizes have units.

@@ -20,7 +20,7 @@ use crate::cli::options::data_dir::DataDirArgs;
 use crate::cli::options::demo;
 use crate::cli::options::hub::HubArgs;
 use crate::cli::options::input;
-use crate::cli::options::units::{self, CpuLists};
+use crate::cli::options::units::{self, CpuLists, ThreadCounts};
 
 /// Workers started on this machine when nothing is said about workers.
 pub const DEFAULT_LOCAL_WORKERS: usize = 2;
@@ -242,9 +242,15 @@ pub struct LineArgs {
     /// Pin local worker i to the i-th CPU list, e.g. 0/1 or 0-3/4-7
     #[arg(long, value_name = "LISTS", value_parser = units::cpu_lists, conflicts_with = "worker")]
     pub worker_cpus: Option<CpuLists>,
-    /// Compute threads of each local worker [default: its share of this machine's cores]
-    #[arg(long, value_name = "N", conflicts_with = "worker")]
-    pub threads: Option<usize>,
+    /// Compute threads of each local worker [default: its share of this machine's cores]. `brigade bench` takes a list as
+    /// well, e.g. 1,2,4, and measures with each
+    #[arg(long, value_name = "N", value_parser = units::thread_counts, conflicts_with = "worker")]
+    pub threads: Option<ThreadCounts>,
+    /// Threads and weights of a local worker on a machine with several NUMA nodes. auto: threads are pinned, node after node,
+    /// and weights lie where the threads are that read them. off: the system places them [default: auto for one worker, or
+    /// with --worker-cpus]
+    #[arg(long, value_name = "WHERE", value_parser = ["auto", "off"], conflicts_with = "worker")]
+    pub numa: Option<String>,
     /// Memory each local worker may use, e.g. 12G [default: its share of what is free, or the GPU's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "worker")]
     pub memory: Option<u64>,
@@ -326,6 +332,18 @@ pub struct LineArgs {
 }
 
 impl LineArgs {
+    /// Compute threads of each local worker, if they were asked for.
+    ///
+    /// # Errors
+    /// Several numbers, of which a line can have only one.
+    pub fn one_number_of_threads(&self) -> Result<Option<usize>> {
+        let Some(counts) = &self.threads else { return Ok(None) };
+        let one = counts.only().with_context(|| {
+            format!("--threads {counts}: one number is needed here; `brigade bench` takes several")
+        })?;
+        Ok(Some(one))
+    }
+
     /// The cut that was asked for by hand.
     pub fn hand_cut(&self) -> Option<&HandCut> {
         self.tensor_split.as_ref().or(self.cuts.as_ref())

@@ -1,8 +1,10 @@
-//! Parsers of command-line values with a form of their own: times, lists of CPUs, token ids and logit biases.
+//! Parsers of command-line values with a form of their own: times, lists of CPUs, numbers of threads, token ids and logit
+//! biases.
 
+use std::fmt;
 use std::time::Duration;
 
-use brigade_worker::config::parse_bytes;
+use brigade_worker::config::{MAX_THREADS, parse_bytes};
 
 /// Longer times are typing errors: a year.
 const MAX_SECONDS: u64 = 366 * 24 * 3600;
@@ -84,6 +86,46 @@ pub fn cpu_lists(text: &str) -> Result<CpuLists, String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuLists(pub Vec<Vec<usize>>);
 
+/// Numbers of threads, one or several: `4` or `1,2,4`.
+pub fn thread_counts(text: &str) -> Result<ThreadCounts, String> {
+    let count = |item: &str| {
+        let count = item.trim().parse().ok().filter(|n| (1..=MAX_THREADS).contains(n));
+        count.ok_or_else(|| format!("{item:?} is not a number from 1 to {MAX_THREADS}"))
+    };
+    text.split(',').map(count).collect::<Result<_, _>>().map(ThreadCounts)
+}
+
+/// Numbers of threads, at least one, as they were typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadCounts(Vec<usize>);
+
+impl ThreadCounts {
+    /// One number.
+    pub fn one(threads: usize) -> Self {
+        Self(vec![threads])
+    }
+
+    /// The number, if it is one.
+    pub fn only(&self) -> Option<usize> {
+        match self.0[..] {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
+
+    /// All of them, in order.
+    pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().copied()
+    }
+}
+
+impl fmt::Display for ThreadCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.each().map(|n| n.to_string()).collect();
+        f.write_str(&counts.join(","))
+    }
+}
+
 /// Token ids as typed (`1,2,3`) or as printed by `--ids` (`[1, 2, 3]`).
 pub fn token_ids(text: &str) -> Result<TokenIds, String> {
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']').trim();
@@ -115,6 +157,17 @@ pub fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_are_a_number_or_a_list() {
+        let several = thread_counts("1, 2,64").unwrap();
+        assert_eq!((several.to_string().as_str(), several.only()), ("1,2,64", None));
+        assert_eq!(several.each().sum::<usize>(), 67);
+        assert_eq!(thread_counts("8").unwrap().only(), Some(8));
+        for text in ["", "0", "1,", "2000", "a"] {
+            assert!(thread_counts(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn times_have_units_and_a_limit() {

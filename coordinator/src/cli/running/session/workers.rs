@@ -11,6 +11,7 @@ use brigade_plan::HandCut;
 use brigade_proto::address::Address;
 use brigade_proto::control::KvType;
 use brigade_worker::host;
+use brigade_worker::machine::numa::Numa;
 
 use crate::cli::options::args::{KvArg, LineArgs, LogFormat};
 use crate::cli::options::security::Security;
@@ -198,11 +199,13 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
     for list in &cpus {
         host::check_cpus("--worker-cpus", list)?;
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = match (line.threads, cpus.is_empty()) {
-        (None, true) => Some((cores / count).max(1)),
+    let threads = match (line.one_number_of_threads()?, cpus.is_empty()) {
+        (None, true) => Some((host::cores() / count).max(1)),
         (threads, _) => threads,
     };
+    // Several workers that are not told where to run would be pinned to the same CPUs.
+    let is_apart = count == 1 || !cpus.is_empty();
+    let numa = line.numa.clone().or_else(|| (!is_apart).then(|| Numa::Off.name().to_owned()));
     let free = brigade_worker::machine::memory::available_bytes();
     let share = |free: u64| {
         free.saturating_sub(brigade_worker::machine::memory::RESERVE_BYTES) / count as u64
@@ -217,6 +220,7 @@ fn local_options(line: &LineArgs, log_level: &'static str) -> Result<LocalOption
         count,
         cpus,
         threads,
+        numa,
         memory: line.memory,
         host_memory: free.map(share),
         gpu_memory,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::compute::Compute;
 use crate::cpu::products::matmul_many::MANY_ROWS;
 use crate::ops::products::matmul::{CHUNKS_PER_THREAD, MIN_CHUNK_COST, panel_cost};
-use crate::shares::Shares;
+use crate::shares::{Deal, Shares};
 use crate::tiles::out_rows::Rows;
 use crate::tiles::products::activations::ActRows;
 use crate::tiles::products::matmul::{MatmulChunk, OutMatrix};
@@ -144,17 +144,16 @@ impl Compute {
             progress: progress.collect(),
             is_broken: AtomicBool::new(false),
         };
-        let shares = [&parts_in, &parts_out].map(|parts| {
-            let shares = Shares::of(threads);
-            shares.fill(parts.len());
-            shares
-        });
+        let shares = [Shares::of(threads), Shares::of(threads)];
+        let deals = [&parts_in, &parts_out].map(|parts| Deal::new(0, parts.len()));
         self.pool().run(threads, &|_, thread| {
             let _warn = Warn(&work.is_broken);
-            while let Some(part) = shares[0].next(thread) {
+            let mut ways_in = shares[0].claims(deals[0], thread);
+            while let Some(part) = ways_in.next() {
                 work.way_in(&parts_in[part]);
             }
-            while let Some(part) = shares[1].next(thread) {
+            let mut ways_out = shares[1].claims(deals[1], thread);
+            while let Some(part) = ways_out.next() {
                 work.way_out(&parts_out[part]);
             }
         });

@@ -42,12 +42,66 @@ fn row_group(n_rows: usize) -> usize {
 /// The cut of a job into chunks.
 struct JobChunks {
     n_panels: usize,
-    panels_per_chunk: usize,
     row_group: usize,
-    /// Index of the job's first chunk.
-    first_chunk: usize,
-    panel_chunks: usize,
+    panel_parts: usize,
+    panels: PanelParts,
     n_chunks: usize,
+}
+
+/// How panels are parted.
+enum PanelParts {
+    /// So many in each part; the last one has what is left.
+    Of(usize),
+    /// As evenly as may be.
+    Even,
+}
+
+impl JobChunks {
+    fn panels(&self, part: usize) -> Range<usize> {
+        let bound = |part: usize| match self.panels {
+            PanelParts::Of(n) => (part * n).min(self.n_panels),
+            PanelParts::Even => part * self.n_panels / self.panel_parts,
+        };
+        bound(part)..bound(part + 1)
+    }
+}
+
+/// The cut of all jobs.
+struct Cut {
+    jobs: Vec<JobChunks>,
+    n_chunks: usize,
+    /// The threads that each have a part of every job; `None`: the jobs come one after the other.
+    threads: Option<usize>,
+}
+
+/// A chunk of a job: which part of the panels, and which group of rows.
+struct Place {
+    job: usize,
+    part: usize,
+    group: usize,
+}
+
+impl Cut {
+    /// Where a chunk is.
+    fn place(&self, chunk: usize) -> Place {
+        // Chunks of a thread follow each other, those of the first job first.
+        let (thread, mut index) = match self.threads {
+            None => (0, chunk),
+            Some(threads) => {
+                let of_thread = self.n_chunks / threads;
+                (chunk / of_thread, chunk % of_thread)
+            }
+        };
+        let own = |job: &JobChunks| job.n_chunks / self.threads.unwrap_or(1);
+        let mut job = 0;
+        while index >= own(&self.jobs[job]) {
+            index -= own(&self.jobs[job]);
+            job += 1;
+        }
+        let index = thread * own(&self.jobs[job]) + index;
+        let parts = self.jobs[job].panel_parts;
+        Place { job, part: index % parts, group: index / parts }
+    }
 }
 
 impl Compute {
@@ -67,60 +121,42 @@ impl Compute {
     /// If a job's shapes disagree.
     pub fn products(&self, products: Products<'_, Host>) {
         let mut jobs: Vec<Job<'_>> = products.jobs.into_iter().map(Job::new).collect();
-        let plans = self.plan(&jobs);
+        let cut = self.cut(&jobs);
         jobs.iter().for_each(|job| job.x.prepare(self, job.w));
-        let n_chunks = plans.last().map_or(0, |plan| plan.first_chunk + plan.n_chunks);
         let shared: Vec<_> = jobs.iter_mut().map(Job::shared).collect();
         let matmul = self.kernels().matmul;
-        self.pool().run(n_chunks, &|chunk, _| {
-            let job = plans.partition_point(|plan| plan.first_chunk <= chunk) - 1;
-            let (plan, Shared { w, x, rows, out }) = (&plans[job], &shared[job]);
-            let index = chunk - plan.first_chunk;
-            let first_panel = index % plan.panel_chunks * plan.panels_per_chunk;
-            let first_row = rows.start + index / plan.panel_chunks * plan.row_group;
+        self.pool().run(cut.n_chunks, &|chunk, _| {
+            let Place { job, part, group } = cut.place(chunk);
+            let (of_job, Shared { w, x, rows, out }) = (&cut.jobs[job], &shared[job]);
+            let first_row = rows.start + group * of_job.row_group;
             matmul(&MatmulChunk {
                 w: *w,
                 x,
-                panels: first_panel..(first_panel + plan.panels_per_chunk).min(plan.n_panels),
-                rows: first_row..(first_row + plan.row_group).min(rows.end),
+                panels: of_job.panels(part),
+                rows: first_row..(first_row + of_job.row_group).min(rows.end),
                 out: *out,
             });
         });
     }
 
-    fn plan(&self, jobs: &[Job<'_>]) -> Vec<JobChunks> {
-        let cost = |job: &Job<'_>| {
-            let (n_rows, group) = (job.rows.len(), row_group(job.rows.len()));
-            n_rows.div_ceil(group) * job.w.n_panels() * panel_cost(job.w, group.min(n_rows))
-        };
-        let total: usize = jobs.iter().map(cost).sum();
+    fn cut(&self, jobs: &[Job<'_>]) -> Cut {
         let most_rows = jobs.iter().map(|job| job.rows.len()).max().unwrap_or(0);
-        let n_chunks = match self.pool().threads() {
+        let threads = self.pool().threads();
+        let chunks = match threads {
             1 => 1,
             threads if most_rows < MANY_ROWS => threads * CHUNKS_PER_THREAD,
             threads => threads * MANY_CHUNKS_PER_THREAD,
         };
-        let target = (total / n_chunks).max(MIN_CHUNK_COST);
-        let mut first_chunk = 0;
-        let plan = |job: &Job<'_>| {
-            let (n_panels, n_rows) = (job.w.n_panels(), job.rows.len());
-            let row_group = row_group(n_rows);
-            let cost = panel_cost(job.w, row_group.min(n_rows)).max(1);
-            let panels_per_chunk = (target / cost).clamp(1, n_panels.max(1));
-            let panel_chunks = n_panels.div_ceil(panels_per_chunk);
-            let n_chunks = panel_chunks * n_rows.div_ceil(row_group);
-            let plan = JobChunks {
-                n_panels,
-                panels_per_chunk,
-                row_group,
-                first_chunk,
-                panel_chunks,
-                n_chunks,
-            };
-            first_chunk += n_chunks;
-            plan
-        };
-        jobs.iter().map(plan).collect()
+        let total: usize = jobs.iter().map(Job::cost).sum();
+        let target = (total / chunks).max(MIN_CHUNK_COST);
+        // Weights lie with the thread that packed them, which had an even part of each matrix. So a thread that has its place is
+        // to read a part of each, where rows are few, jobs are several, and parts of them are worth a chunk.
+        let is_worth_it =
+            |job: &Job<'_>| job.w.n_panels() >= threads && job.cost() >= threads * MIN_CHUNK_COST;
+        let is_apart = self.pool().has_places() && jobs.len() > 1 && most_rows < MANY_ROWS;
+        let each = (is_apart && jobs.iter().all(is_worth_it)).then_some(threads);
+        let jobs: Vec<JobChunks> = jobs.iter().map(|job| job.cut(target, each)).collect();
+        Cut { n_chunks: jobs.iter().map(|job| job.n_chunks).sum(), jobs, threads: each }
     }
 }
 
@@ -147,6 +183,27 @@ impl<'a> Job<'a> {
         product.check();
         let Product { w, x, forms, rows, out } = product;
         Self { w: Panels::of(w), x: ActRows::new(x, w.cols, forms), rows, out }
+    }
+
+    /// Cost of all of it.
+    fn cost(&self) -> usize {
+        let (n_rows, group) = (self.rows.len(), row_group(self.rows.len()));
+        n_rows.div_ceil(group) * self.w.n_panels() * panel_cost(self.w, group.min(n_rows))
+    }
+
+    /// Cuts it into chunks that cost about `target`: as many for each of `threads`, if there are some.
+    fn cut(&self, target: usize, threads: Option<usize>) -> JobChunks {
+        let (n_panels, n_rows) = (self.w.n_panels(), self.rows.len());
+        let row_group = row_group(n_rows);
+        let cost = panel_cost(self.w, row_group.min(n_rows)).max(1);
+        let at_once = (target / cost).clamp(1, n_panels.max(1));
+        let parts = n_panels.div_ceil(at_once);
+        let (panel_parts, panels) = match threads {
+            None => (parts, PanelParts::Of(at_once)),
+            Some(threads) => (threads * (parts / threads).max(1), PanelParts::Even),
+        };
+        let n_chunks = panel_parts * n_rows.div_ceil(row_group);
+        JobChunks { n_panels, row_group, panel_parts, panels, n_chunks }
     }
 
     fn shared(&mut self) -> Shared<'_> {

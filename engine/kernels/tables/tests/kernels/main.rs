@@ -26,6 +26,7 @@ mod numerics;
 mod ops;
 mod paged;
 mod pool;
+mod pool_lines;
 mod pooling;
 mod probe;
 mod reference;

@@ -262,6 +262,40 @@ fn many_jobs_of_any_kind_run_in_one_call() {
     compute(select(None).expect("a table"), 1).products(Products { jobs: Vec::new() });
 }
 
+/// Pinned threads have a part of each matrix.
+#[test]
+fn jobs_of_threads_with_places_have_the_same_bits() {
+    let mut rng = Rng::new(12);
+    let (cols, ty) = (512, GgmlType::Q8_0);
+    let all_rows = [2048, 640, 648];
+    let sources = all_rows.map(|rows| quantised(ty, rows, cols, &mut rng));
+    let x = rng.spread(3 * cols);
+    let run = |threads: usize, cpus: Option<&[usize]>| {
+        let compute = Compute::new(select(None).expect("a table"), threads, cpus).expect("starts");
+        let weights: Vec<PackedMatrix> = all_rows
+            .iter()
+            .zip(&sources)
+            .map(|(rows, bytes)| {
+                PackedMatrix::pack(&compute, ty, *rows, cols, bytes).expect("packs")
+            })
+            .collect();
+        let (x, forms) = (&x[..], &Derived::default());
+        let mut outs: Vec<Vec<f32>> =
+            all_rows.iter().map(|rows| vec![f32::NAN; 3 * rows]).collect();
+        let jobs = weights.iter().zip(&mut outs).map(|(w, out)| {
+            let (w, out) = (w.on_host(), &mut out[..]);
+            Product::<Host> { w, x, forms, rows: 0..3, out }
+        });
+        compute.products(Products { jobs: jobs.collect() });
+        outs.concat()
+    };
+    let alone = run(1, None);
+    for threads in [2, 3, 8, 64] {
+        // All on one CPU, which is slow and right.
+        same_bits("threads with places", &run(threads, Some(&[0])), &alone);
+    }
+}
+
 #[test]
 fn activations_are_quantised_exactly_as_stated() {
     let mut rng = Rng::new(9);

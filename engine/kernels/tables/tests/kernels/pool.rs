@@ -22,16 +22,19 @@ fn every_chunk_runs_exactly_once() {
     }
 }
 
+/// More than there are numbers of rounds: they begin anew.
+const N_REGIONS: usize = 70_000;
+
 #[test]
 fn many_regions_in_a_row_lose_nothing() {
     let pool = Pool::new(4, None).expect("threads start");
     let total = AtomicUsize::new(0);
-    for round in 0..20_000 {
+    for round in 0..N_REGIONS {
         pool.run(1 + round % 5, &|chunk, _| {
             total.fetch_add(chunk + 1, Ordering::Relaxed);
         });
     }
-    let expected: usize = (0..20_000).map(|r| (1..=1 + r % 5).sum::<usize>()).sum();
+    let expected: usize = (0..N_REGIONS).map(|r| (1..=1 + r % 5).sum::<usize>()).sum();
     assert_eq!(total.into_inner(), expected);
 }
 
