@@ -34,7 +34,8 @@ impl Supervisor {
                 makes_do: self.goal.was_up,
                 least_ctx: None,
             }),
-            Line::Up { .. } if self.leavers.is_empty() => None,
+            // Another one is not wanted while the next line loads.
+            Line::Up { .. } if self.leavers.is_empty() || self.next_line.is_some() => None,
             Line::Up { stages, n_ctx, .. } => {
                 let mut without = self.without(|m| !may_serve(m, now));
                 for leaver in &self.leavers {

@@ -40,11 +40,14 @@ impl Supervisor {
         }
         // No line can be built over it, for whatever reason the next one is built.
         self.set_drained(id);
+        self.leavers.push(Leaver { id, asked: None, since: Instant::now() });
         match self.suffice(&self.others(id)) {
             Ok(()) => self.drain(id, None, Some(LEAVER_WAITS)),
             Err(why) => {
                 tracing::warn!(%error, why, "a worker is leaving, and the other workers cannot take its layers yet: another worker may come");
-                self.leavers.push(Leaver { id, asked: None, since: Instant::now() });
+                if self.next_line.as_ref().is_some_and(|coming| coming.counts_on(id)) {
+                    self.give_up_coming(&error.to_string());
+                }
             }
         }
     }
@@ -83,41 +86,41 @@ impl Supervisor {
         }
     }
 
-    /// Lets one go if that may be; otherwise it is returned if it is to wait on.
+    /// Lets one go if that may be; it is returned if it is to be looked at again.
     fn let_one_go(&mut self, leaver: Leaver) -> Option<Leaver> {
-        let (id, on_line) = (leaver.id, self.is_on_line(leaver.id));
+        let waits = leaver.waits(Instant::now());
+        let Leaver { id, asked, since } = leaver;
+        let on_line = self.is_on_line(id);
         let suffice = if on_line && self.next_line.is_none() {
             self.suffice(&self.others(id))
         } else {
             Err("the line has changed meanwhile".to_owned())
         };
-        let waits = leaver.waits(Instant::now());
-        match (suffice, leaver) {
-            (Ok(()), Leaver { asked, .. }) => {
-                let within = asked.is_none().then_some(waits);
-                self.drain(id, asked, within);
-                None
+        let Some(asked) = asked else {
+            if suffice.is_ok() {
+                self.drain(id, None, Some(waits));
             }
-            // One that leaves by itself waits until it is gone, or on no line any more.
-            (Err(_), leaver @ Leaver { asked: None, .. }) => on_line.then_some(leaver),
-            (Err(why), Leaver { asked: Some(asked), since, .. }) => {
-                // No worker can be lent now: the operator is told.
-                let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
-                if on_line && lacking.is_none() && !waits.is_zero() {
-                    return Some(Leaver { id, asked: Some(asked), since });
-                }
-                let why =
-                    lacking.map_or(why.clone(), |pool| format!("{why} (of the pool: {pool})"));
-                tracing::warn!(
-                    why,
-                    "a worker is to leave, and the other workers cannot take its layers"
-                );
-                let text = format!("the other workers do not suffice: {why}");
-                // The client may have gone.
-                let _ = asked.reply.send(Err(Refused(text)));
-                None
+            // The change may be given up: it is a leaver until it is on no line any more.
+            return on_line.then_some(Leaver { id, asked, since });
+        };
+        let why = match suffice {
+            Ok(()) => {
+                self.drain(id, Some(asked), None);
+                return None;
             }
+            Err(why) => why,
+        };
+        // No worker can be lent now: the operator is told.
+        let lacking = self.seat().map(|seat| seat.why()).filter(|why| !why.is_empty());
+        if on_line && lacking.is_none() && !waits.is_zero() {
+            return Some(Leaver { id, asked: Some(asked), since });
         }
+        let why = lacking.map_or(why.clone(), |pool| format!("{why} (of the pool: {pool})"));
+        tracing::warn!(why, "a worker is to leave, and the other workers cannot take its layers");
+        let text = format!("the other workers do not suffice: {why}");
+        // The client may have gone.
+        let _ = asked.reply.send(Err(Refused(text)));
+        None
     }
 }
 
@@ -223,7 +226,6 @@ mod tests {
         joins(&mut supervisor).await;
         supervisor.let_leavers_go();
         assert_eq!(change(&supervisor), Some("w0 is drained"));
-        assert!(supervisor.leavers.is_empty());
     }
 
     #[tokio::test]
@@ -232,15 +234,27 @@ mod tests {
         leaves(&mut supervisor, 0);
         assert_eq!(change(&supervisor), Some("w0 is drained"), "the other one has room");
         leaves(&mut supervisor, 1);
-        supervisor.give_up_coming("the other one leaves too");
-        supervisor.let_leavers_go();
-        assert_eq!((change(&supervisor), supervisor.leavers.len()), (None, 1));
+        assert_eq!(change(&supervisor), None, "it counted on the other one");
         let third = joins(&mut supervisor).await;
         supervisor.let_leavers_go();
-        assert_eq!(
-            (change(&supervisor), supervisor.usable()),
-            (Some("w1 is drained"), vec![third])
-        );
+        assert!(change(&supervisor).is_some());
+        assert_eq!(supervisor.usable(), [third]);
+    }
+
+    #[tokio::test]
+    async fn the_line_stays_where_the_worker_that_was_to_take_the_layers_is_lost() {
+        let mut supervisor = up_over(1).await;
+        leaves(&mut supervisor, 0);
+        let second = joins(&mut supervisor).await;
+        supervisor.let_leavers_go();
+        assert!(change(&supervisor).is_some());
+        let how = "it went silent".to_owned();
+        supervisor.members.get_mut(&second).unwrap().lost(Instant::now(), how.clone()).await;
+        supervisor.loaded_ahead(Err(how)).await;
+        assert!(supervisor.is_on_line(0) && change(&supervisor).is_none());
+        joins(&mut supervisor).await;
+        supervisor.let_leavers_go();
+        assert_eq!(change(&supervisor), Some("w0 is drained"), "the next one takes them");
     }
 
     #[tokio::test]

@@ -26,6 +26,15 @@ pub(super) struct NextLine {
     asked: Option<Asked>,
     /// Epoch of spares that load.
     pub spare_epoch: u64,
+    /// The workers that it may be built over, with the numbers of their connections.
+    over: Vec<(MemberId, u64)>,
+}
+
+impl NextLine {
+    /// Whether it may be built over this worker.
+    pub(super) fn counts_on(&self, id: MemberId) -> bool {
+        self.over.iter().any(|(member, _)| *member == id)
+    }
 }
 
 impl Supervisor {
@@ -51,6 +60,8 @@ impl Supervisor {
         };
         let conn = |id: &MemberId| Some((*id, self.members.get(id)?.conn()?.clone()));
         let conns: Vec<(MemberId, Conn)> = who.iter().filter_map(conn).collect();
+        let serial = |id: &MemberId| Some((*id, self.members.get(id)?.serial()));
+        let over = who.iter().filter_map(serial).collect();
         let spare_epoch = self.ends.own_name.next_epoch();
         let identity =
             Identity { epoch: spare_epoch, coordinator_id: self.ends.coordinator_id.clone() };
@@ -64,12 +75,28 @@ impl Supervisor {
             let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
             timeout(within, loading).await.unwrap_or_else(late)
         });
-        self.next_line = Some(NextLine { what, asked, spare_epoch });
+        self.next_line = Some(NextLine { what, asked, spare_epoch, over });
     }
 
-    /// The next line has loaded, as far as it could: the line changes.
+    /// Checks that the next line can still be built: workers may have gone while it was loaded.
+    fn suffice_still(&mut self) -> Result<(), String> {
+        let is_there = |(id, serial): &(MemberId, u64)| {
+            let member = self.members.get(id);
+            member.is_some_and(|member| member.conn().is_some() && member.serial() == *serial)
+        };
+        if self.next_line.iter().flat_map(|coming| &coming.over).all(is_there) {
+            return Ok(());
+        }
+        self.suffice(&self.usable())
+    }
+
+    /// The next line has loaded, as far as it could: the line changes, if the workers that are left suffice.
     pub(super) async fn loaded_ahead(&mut self, loaded: Result<Ahead, String>) {
-        let Some(NextLine { what, asked, spare_epoch }) = self.next_line.take() else { return };
+        if let Err(why) = self.suffice_still() {
+            return self
+                .give_up_coming(&format!("the other workers do not suffice any more: {why}"));
+        }
+        let Some(NextLine { what, asked, spare_epoch, .. }) = self.next_line.take() else { return };
         let mut read_bytes = 0;
         let placement = match loaded {
             Ok(Ahead { line, read_bytes: read, placement }) => {
