@@ -66,7 +66,6 @@ impl Embedding {
 
 #[cfg(test)]
 mod tests {
-    use std::borrow::Cow;
     use std::collections::HashSet;
     use std::sync::Mutex;
     use std::thread::{self, ThreadId};
@@ -75,6 +74,7 @@ mod tests {
     use crate::gguf::GgufError;
     use crate::kernels;
     use crate::quant::GgmlType;
+    use crate::weights::TensorBytes;
 
     const N_EMBD: usize = 256;
     const N_VOCAB: usize = 8;
@@ -86,11 +86,11 @@ mod tests {
     }
 
     impl TensorSource for Watched {
-        fn tensor<'a>(&'a self, _: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+        fn tensor<'a>(&'a self, _: &TensorInfo) -> Result<TensorBytes<'a>, GgufError> {
             let thread = thread::current();
             let who = (thread.id(), thread.name().map(str::to_owned));
             self.seen.lock().unwrap().insert(who);
-            Ok(Cow::Borrowed(&self.bytes))
+            Ok(self.bytes[..].into())
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::hardware::may_have_accelerators;
 use super::kinds::KINDS;
 use super::{Device, DeviceName, DeviceWish, numerics_of, self_test};
 use crate::kernels::{DeviceError, DeviceFault, KernelError, select};
@@ -117,6 +118,13 @@ impl Devices {
 
     /// The first device beside the host that is no software and that opens.
     fn first_accelerator(&self) -> Option<DeviceName> {
+        if !may_have_accelerators() {
+            tracing::info!(
+                "no GPU: the system shows no device file of one, and the CPU computes; install the card's driver if there is one, or \
+                 name a GPU with --device"
+            );
+            return None;
+        }
         let (found, reasons) = list();
         if found.is_empty() {
             for reason in reasons {

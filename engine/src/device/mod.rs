@@ -7,6 +7,7 @@
 mod accelerator;
 mod devices;
 mod experts;
+mod hardware;
 mod kinds;
 mod name;
 mod ops;
@@ -30,6 +31,7 @@ pub use experts::on_host::{Away, ExpertCounts, Sent};
 pub use experts::use_counts::{ExpertLayer, ExpertUses, UseCounts};
 pub use experts::visits::{VisitSpeeds, Visits};
 pub use experts::{ExpertJob, ExpertMatrices};
+pub use hardware::may_have_accelerators;
 pub use kinds::{KINDS, gpus};
 pub use name::{DeviceName, DeviceWish, split_beside};
 pub use ops::chosen_lists::Lists;

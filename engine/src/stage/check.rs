@@ -1,7 +1,6 @@
 //! Checks the tensors of a model when its file is opened, long before a worker loads them: by the code that loads
 //! them, with a loader that reads nothing.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,22 +12,22 @@ use crate::gguf::{GgufError, TensorInfo};
 use crate::kernels;
 use crate::residual::load_pass_norm;
 use crate::spec::{Described, ModelError, stage_tensors};
-use crate::weights::{TensorSource, WeightLoader};
+use crate::weights::{TensorBytes, TensorSource, WeightLoader};
 
 /// A source without data. A row that is wanted of a tensor is zeros.
 pub(super) struct Nothing;
 
 impl TensorSource for Nothing {
-    fn tensor<'a>(&'a self, _tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
-        Ok(Cow::Borrowed(&[]))
+    fn tensor<'a>(&'a self, _tensor: &TensorInfo) -> Result<TensorBytes<'a>, GgufError> {
+        Ok(TensorBytes::from(&[][..]))
     }
 
     fn part<'a>(
         &'a self,
         _tensor: &TensorInfo,
         range: Range<usize>,
-    ) -> Result<Cow<'a, [u8]>, GgufError> {
-        Ok(Cow::Owned(vec![0; range.len()]))
+    ) -> Result<TensorBytes<'a>, GgufError> {
+        Ok(vec![0; range.len()].into())
     }
 }
 

@@ -3,12 +3,11 @@
 //! [`WeightLoader`] is strict. A tensor of the stage's layers that no block asked for is an error. So a model
 //! with parts that brigade does not compute never runs as if it had none.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::packer::{ExpertsPlace, Packer};
 use super::reader::{TensorReader, same_shape};
-use super::source::TensorSource;
+use super::source::{TensorBytes, TensorSource};
 use crate::device::{Device, ExpertMatrices};
 use crate::gguf::adapters::{self, Pair};
 use crate::gguf::{Gguf, TensorInfo};
@@ -141,7 +140,7 @@ impl<'a> WeightLoader<'a> {
         &mut self,
         name: &str,
         dims: &[usize],
-    ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
+    ) -> Result<(GgmlType, TensorBytes<'a>), ModelError> {
         let tensor = self.reader.checked(name, dims)?;
         Ok((tensor.ty, self.reader.bytes_of(tensor)?))
     }
@@ -251,7 +250,7 @@ impl<'a> WeightLoader<'a> {
         tensor: &'a TensorInfo,
         n: usize,
         i: usize,
-    ) -> Result<(GgmlType, Cow<'a, [u8]>), ModelError> {
+    ) -> Result<(GgmlType, TensorBytes<'a>), ModelError> {
         self.reader.taken.insert(tensor.name.clone());
         Ok((tensor.ty, self.reader.slice(tensor, n, i)?))
     }

@@ -8,4 +8,4 @@ mod source;
 pub(crate) use packer::ExpertsPlace;
 
 pub use loader::{AdapterTensors, WeightLoader};
-pub use source::TensorSource;
+pub use source::{TensorBytes, TensorSource};

@@ -1,10 +1,9 @@
 //! Reads the tensors of one stage: each by its name, with the shape that it must have, and noted as taken.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::source::TensorSource;
+use super::source::{TensorBytes, TensorSource};
 use crate::gguf::adapters;
 use crate::gguf::{Gguf, GgufError, TensorInfo};
 use crate::spec::ModelError;
@@ -68,9 +67,12 @@ impl<'a> TensorReader<'a> {
     ///
     /// # Errors
     /// The source does not have the tensor.
-    pub(super) fn bytes_of(&mut self, tensor: &'a TensorInfo) -> Result<Cow<'a, [u8]>, ModelError> {
+    pub(super) fn bytes_of(
+        &mut self,
+        tensor: &'a TensorInfo,
+    ) -> Result<TensorBytes<'a>, ModelError> {
         if self.is_hollow {
-            return Ok(Cow::Borrowed(&[]));
+            return Ok(TensorBytes::from(&[][..]));
         }
         let bytes = self.source.tensor(tensor)?;
         (self.progress)(tensor.nbytes);
@@ -86,9 +88,9 @@ impl<'a> TensorReader<'a> {
         tensor: &'a TensorInfo,
         n: usize,
         i: usize,
-    ) -> Result<Cow<'a, [u8]>, ModelError> {
+    ) -> Result<TensorBytes<'a>, ModelError> {
         if self.is_hollow {
-            return Ok(Cow::Borrowed(&[]));
+            return Ok(TensorBytes::from(&[][..]));
         }
         let len = tensor.nbytes as usize / n;
         let bytes = self.source.part(tensor, i * len..(i + 1) * len)?;

@@ -202,6 +202,7 @@ impl Loader {
         let left = self.left_by(&needs);
         let build = BuildOrder { model, weights: weights.clone(), spec, left, progress };
         let built = self.backend.build(build, kept);
+        weights.end_loading();
         let unchanged = weights.check_unchanged().map_err(unreadable);
         if given_up.is_cancelled() && unchanged.is_ok() {
             if let Ok((runner, _)) = built {
@@ -259,7 +260,9 @@ impl Loader {
         let progress = counting(read.clone(), progress);
         let (spec, left) = (order.spec.clone(), Left::default());
         let build = BuildOrder { model, weights: weights.clone(), spec, left, progress };
-        let kept = self.backend.load_ahead(build, room.has)?;
+        let kept = self.backend.load_ahead(build, room.has);
+        weights.end_loading();
+        let kept = kept?;
         weights.check_unchanged().map_err(unreadable)?;
         // It is less than what there is, so it is always granted.
         let held = granted(nbytes)?;

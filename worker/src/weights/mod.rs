@@ -3,3 +3,4 @@
 pub mod cache;
 pub mod hashes;
 pub mod reader;
+pub mod reading_buffer;

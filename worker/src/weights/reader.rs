@@ -2,11 +2,11 @@
 //! file that is truncated or written to while it is loaded gives an error that names it, and does not end the
 //! process.
 //!
-//! The engine packs tensors as they come, so their bytes are held only for as long as that takes. The
+//! The engine packs tensors as they come, so their bytes are held only for as long as that takes, in memory that all of
+//! them use in turn ([`ReadingBuffer`]). The
 //! embedding is the exception. Its rows are looked up for as long as the stage lives, so its bytes are kept. Rows of
 //! larger tables are read each time.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -17,17 +17,22 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use brigade_engine::weights::TensorSource;
+use brigade_engine::weights::{TensorBytes, TensorSource};
 use brigade_gguf::{FileState, GgufError, TensorFiles, TensorInfo};
+use memmap2::MmapMut;
 use rayon::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use tokio_util::sync::CancellationToken;
 
 use super::cache::CachedBlob;
+use super::reading_buffer::{ReadingBuffer, mapped};
 use crate::machine::reading_threads::Pool;
 
 /// Bytes that one thread reads at a time.
 const PIECE_BYTES: usize = 4 << 20;
+
+/// Most bytes that have memory of their own each: vectors, and rows that are read while the line runs.
+const SMALL_BYTES: usize = 64 << 10;
 
 /// Where tensors are read from.
 pub enum Source {
@@ -43,20 +48,27 @@ pub struct Weights {
     pool: Pool,
     given_up: CancellationToken,
     is_loaded: AtomicBool,
-    kept: OnceLock<(String, Vec<u8>)>,
+    kept: OnceLock<(String, MmapMut)>,
+    buffer: ReadingBuffer,
 }
 
 impl Weights {
     /// Weights of `source`, read by `pool`'s threads; from `given_up` on nothing more is read.
     pub fn new(source: Source, pool: Pool, given_up: CancellationToken) -> Self {
         let (is_loaded, kept) = (AtomicBool::new(false), OnceLock::new());
-        Self { source, pool, given_up, is_loaded, kept }
+        Self { source, pool, given_up, is_loaded, kept, buffer: ReadingBuffer::new() }
     }
 
     /// All weights of the order are loaded. Rows of embeddings are still read after the order is over, since the next
     /// stage may have the same layers.
     pub fn loaded(&self) {
         self.is_loaded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whoever has these weights may keep them for a long time, but nothing more is loaded of them: the memory that tensors
+    /// were read into goes back to the system.
+    pub fn end_loading(&self) {
+        self.buffer.end();
     }
 
     /// Asks the system to read a tensor ahead. A hint.
@@ -88,7 +100,10 @@ impl Weights {
     /// # Errors
     /// As [`TensorSource::tensor`].
     pub fn keep(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
-        let bytes = self.read(tensor, 0..tensor.nbytes as usize)?;
+        let range = 0..tensor.nbytes as usize;
+        self.check(tensor, &range)?;
+        let mut bytes = mapped(range.len()).map_err(|error| unread(tensor, error))?;
+        self.read(tensor, range, &mut bytes)?;
         // A second one would be read anew each time, which is slow and right.
         let _ = self.kept.set((tensor.name.clone(), bytes));
         Ok(())
@@ -109,24 +124,28 @@ impl Weights {
         self.kept.get().filter(|(name, _)| *name == tensor.name).map(|(_, bytes)| &bytes[..])
     }
 
-    fn read(&self, tensor: &TensorInfo, range: Range<usize>) -> Result<Vec<u8>, GgufError> {
+    /// Checks before memory is taken that the tensor has the range, and that it is still wanted.
+    fn check(&self, tensor: &TensorInfo, range: &Range<usize>) -> Result<(), GgufError> {
         if self.given_up.is_cancelled() && !self.is_loaded.load(Ordering::Relaxed) {
-            let source = io::Error::other("loading was given up");
-            return Err(GgufError::Io { path: tensor.name.clone().into(), source });
+            return Err(unread(tensor, io::Error::other("loading was given up")));
         }
-        let missing = || GgufError::MissingTensor { name: tensor.name.clone() };
         if range.end as u64 > tensor.nbytes || range.start > range.end {
-            return Err(missing());
+            return Err(GgufError::MissingTensor { name: tensor.name.clone() });
         }
-        let no_memory = |()| GgufError::Io {
-            path: tensor.name.clone().into(),
-            source: io::ErrorKind::OutOfMemory.into(),
-        };
-        let mut out = bytemuck::allocation::try_zeroed_vec(range.len()).map_err(no_memory)?;
+        Ok(())
+    }
+
+    /// Fills `out` with a range that was checked, as long as that.
+    fn read(
+        &self,
+        tensor: &TensorInfo,
+        range: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), GgufError> {
         let from = range.start as u64;
         match &self.source {
             Source::Files(files) => {
-                let filled = self.fill(&mut out, |at, piece| files.read(tensor, from + at, piece));
+                let filled = self.fill(out, |at, piece| files.read(tensor, from + at, piece));
                 if self.is_loaded.load(Ordering::Relaxed) {
                     // Rows that are read while the line runs are those that it was loaded with. (What is loaded is looked at
                     // once, when all of it is.)
@@ -136,10 +155,11 @@ impl Weights {
             }
             Source::Blobs(blobs) => {
                 let blob = blobs.get(&tensor.name).filter(|b| b.state.nbytes == tensor.nbytes);
-                self.read_blob(blob.ok_or_else(missing)?, from, &mut out)?;
+                let missing = || GgufError::MissingTensor { name: tensor.name.clone() };
+                self.read_blob(blob.ok_or_else(missing)?, from, out)?;
             }
         }
-        Ok(out)
+        Ok(())
     }
 
     fn read_blob(&self, blob: &CachedBlob, from: u64, out: &mut [u8]) -> Result<(), GgufError> {
@@ -169,6 +189,11 @@ impl Weights {
     }
 }
 
+/// The error where the bytes of a tensor could not be had.
+fn unread(tensor: &TensorInfo, source: io::Error) -> GgufError {
+    GgufError::Io { path: tensor.name.clone().into(), source }
+}
+
 /// Checks that a cached blob has not changed since it was verified.
 fn same_state(path: &Path, file: &File, state: &FileState) -> Result<(), GgufError> {
     let now = FileState::of(file).map_err(|source| GgufError::Io { path: path.into(), source })?;
@@ -181,7 +206,7 @@ fn same_state(path: &Path, file: &File, state: &FileState) -> Result<(), GgufErr
 
 impl TensorSource for Weights {
     /// A blob of another size than the directory says counts as missing.
-    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<TensorBytes<'a>, GgufError> {
         self.part(tensor, 0..tensor.nbytes as usize)
     }
 
@@ -189,11 +214,20 @@ impl TensorSource for Weights {
         &'a self,
         tensor: &TensorInfo,
         range: Range<usize>,
-    ) -> Result<Cow<'a, [u8]>, GgufError> {
-        match self.kept(tensor).map(|kept| kept.get(range.clone())) {
-            Some(Some(part)) => Ok(Cow::Borrowed(part)),
-            _ => self.read(tensor, range).map(Cow::Owned),
+    ) -> Result<TensorBytes<'a>, GgufError> {
+        if let Some(part) = self.kept(tensor).and_then(|kept| kept.get(range.clone())) {
+            return Ok(part.into());
         }
+        self.check(tensor, &range)?;
+        if range.len() <= SMALL_BYTES {
+            let mut bytes = vec![0; range.len()];
+            self.read(tensor, range, &mut bytes)?;
+            return Ok(bytes.into());
+        }
+        let lent = self.buffer.lend(range.len());
+        let mut lent = lent.map_err(|error| unread(tensor, error))?;
+        self.read(tensor, range, lent.bytes_mut())?;
+        Ok(TensorBytes::lent(lent))
     }
 }
 

@@ -4,7 +4,9 @@
 //! would be given more layers than there is room for. A worker that is started again would find only the memory that
 //! the others leave, which may be less than it had.
 
-use brigade_engine::device::{DeviceClass, DeviceName, DeviceWish, Listed, list, split_beside};
+use brigade_engine::device::{
+    DeviceClass, DeviceName, DeviceWish, Listed, list, may_have_accelerators, split_beside,
+};
 use brigade_worker::machine::memory::RESERVE_BYTES;
 
 /// The properties of a GPU that matter here.
@@ -19,7 +21,12 @@ struct Card {
 /// taken in turn.
 pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
     let wishes: Vec<DeviceWish> = (0..count).map(|index| wish(devices, index)).collect();
-    let n_on_gpus = wishes.iter().filter(|wish| !is_cpu(wish)).count();
+    let has_hardware = may_have_accelerators();
+    let may_be_on_gpu = |wish: &&DeviceWish| match wish {
+        DeviceWish::Auto => has_hardware,
+        DeviceWish::Named(name) => !matches!(name, DeviceName::Cpu(_)),
+    };
+    let n_on_gpus = wishes.iter().filter(may_be_on_gpu).count();
     // Nothing is asked of a GPU where none can be shared.
     if n_on_gpus < 2 {
         return vec![None; count];
@@ -33,10 +40,6 @@ pub fn of_workers(devices: &[String], count: usize) -> Vec<Option<u64>> {
 fn wish(devices: &[String], index: usize) -> DeviceWish {
     let name = devices.iter().cycle().nth(index);
     name.and_then(|name| split_beside(name).ok()?.0.parse().ok()).unwrap_or_default()
-}
-
-fn is_cpu(wish: &DeviceWish) -> bool {
-    matches!(wish, DeviceWish::Named(DeviceName::Cpu(_)))
 }
 
 impl Card {

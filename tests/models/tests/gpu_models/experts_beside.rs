@@ -1,7 +1,6 @@
 //! A stage of two devices: routed experts of some layers lie with the host and are computed there, all the rest is a GPU's. No byte
 //! depends on which layers these are. Machines without a Vulkan driver skip.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use brigade_engine::batch::{SeqPart, SlotId, Want};
 use brigade_engine::device::{Device, DeviceOptions, Devices, ExpertCounts, Visits, gpus};
 use brigade_engine::stage::{KeptWeights, Stage, StageConfig};
-use brigade_engine::weights::TensorSource;
+use brigade_engine::weights::{TensorBytes, TensorSource};
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_gpu::{Gpu, TransferQueue};
 use brigade_model_tests::each::each;
@@ -333,9 +332,9 @@ struct Watched {
 }
 
 impl TensorSource for Watched {
-    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<TensorBytes<'a>, GgufError> {
         self.layers.lock().unwrap().extend(brigade_spec::layer_of(&tensor.name));
-        self.model.data(tensor).map(Cow::Borrowed)
+        self.model.data(tensor).map(TensorBytes::from)
     }
 }
 

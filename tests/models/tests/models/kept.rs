@@ -1,6 +1,5 @@
 //! A stage made of what another one had in memory: nothing of that is read again, and it computes the same bits.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -13,7 +12,7 @@ use brigade_engine::batch::{
 use brigade_engine::device::Device;
 use brigade_engine::kernels::select;
 use brigade_engine::stage::{KeptWeights, NextStage, Stage, StageConfig, StageOutput};
-use brigade_engine::weights::TensorSource;
+use brigade_engine::weights::{TensorBytes, TensorSource};
 use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_model_tests::line::ONE_SEQUENCE;
 use brigade_synth::{Arch, FileType, Shape, Spec};
@@ -46,12 +45,12 @@ impl Watched {
 }
 
 impl TensorSource for Watched {
-    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<Cow<'a, [u8]>, GgufError> {
+    fn tensor<'a>(&'a self, tensor: &TensorInfo) -> Result<TensorBytes<'a>, GgufError> {
         self.asked.lock().unwrap().insert(tensor.name.clone());
         if self.broken.as_ref() == Some(&tensor.name) && self.fails.load(Ordering::SeqCst) {
             return Err(GgufError::MissingTensor { name: tensor.name.clone() });
         }
-        self.model.data(tensor).map(Cow::Borrowed)
+        self.model.data(tensor).map(TensorBytes::from)
     }
 }
 

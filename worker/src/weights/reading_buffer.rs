@@ -1,0 +1,140 @@
+//! Memory that tensors are read into while a stage is loaded. One tensor after the other is read and packed, so all of
+//! them use the same memory. It comes straight from the system, and goes back to it when the loading ends: an
+//! allocator would keep as much as the largest tensor has.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use memmap2::MmapMut;
+
+/// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own.
+#[derive(Clone)]
+pub struct ReadingBuffer(Arc<Mutex<State>>);
+
+struct State {
+    /// Memory that no tensor has now.
+    spare: Option<MmapMut>,
+    /// Whether more tensors are to come.
+    is_loading: bool,
+}
+
+/// The first bytes of a [`ReadingBuffer`], until they are dropped.
+pub struct LentBytes {
+    /// There until it is given back.
+    map: Option<MmapMut>,
+    len: usize,
+    home: ReadingBuffer,
+}
+
+impl ReadingBuffer {
+    /// A buffer that takes no memory yet.
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(State { spare: None, is_loading: true })))
+    }
+
+    /// `len` bytes of any value.
+    ///
+    /// # Errors
+    /// The system has no memory for them.
+    pub fn lend(&self, len: usize) -> io::Result<LentBytes> {
+        // A longer one takes the place of the one that is there.
+        let spare = self.state(|state| state.spare.take()).filter(|map| map.len() >= len);
+        let map = match spare {
+            Some(map) => map,
+            None => mapped(len)?,
+        };
+        Ok(LentBytes { map: Some(map), len, home: self.clone() })
+    }
+
+    /// Gives the memory back to the system, and no more is kept: everything is loaded, or loading has failed.
+    pub fn end(&self) {
+        self.state(|state| {
+            state.is_loading = false;
+            state.spare = None;
+        });
+    }
+
+    fn state<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Zero bytes straight from the system, in huge pages where it has them.
+///
+/// # Errors
+/// It has no memory.
+pub fn mapped(len: usize) -> io::Result<MmapMut> {
+    // No mapping is empty.
+    let map = MmapMut::map_anon(len.max(1))?;
+    #[cfg(target_os = "linux")]
+    // Advice only: with small pages the first read of each takes longer.
+    if let Err(reason) = map.advise(memmap2::Advice::HugePage) {
+        tracing::debug!(%reason, "no huge pages for the bytes of tensors");
+    }
+    Ok(map)
+}
+
+impl LentBytes {
+    /// The bytes, to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.map.as_mut().map_or(&mut [], |map| &mut map[..self.len])
+    }
+}
+
+impl AsRef<[u8]> for LentBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.map.as_ref().map_or(&[], |map| &map[..self.len])
+    }
+}
+
+impl Drop for LentBytes {
+    fn drop(&mut self) {
+        let map = self.map.take();
+        self.home.state(|state| {
+            let has_longer =
+                state.spare.as_ref().map(|spare| spare.len()) > map.as_ref().map(|map| map.len());
+            if state.is_loading && !has_longer {
+                state.spare = map;
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(bytes: &LentBytes) -> *const u8 {
+        bytes.as_ref().as_ptr()
+    }
+
+    #[test]
+    fn one_tensor_after_the_other_has_the_same_memory() {
+        let buffer = ReadingBuffer::new();
+        let mut first = buffer.lend(9000).unwrap();
+        first.bytes_mut().fill(7);
+        let place = at(&first);
+        drop(first);
+        let second = buffer.lend(100).unwrap();
+        assert_eq!((at(&second), second.as_ref()), (place, &[7; 100][..]));
+        let beside = buffer.lend(100).unwrap();
+        assert_ne!(at(&beside), place, "nobody else has the bytes of a tensor");
+        drop(second);
+        drop(beside);
+        assert_eq!(at(&buffer.lend(9000).unwrap()), place, "the longest is kept");
+    }
+
+    #[test]
+    fn nothing_is_kept_when_all_is_loaded() {
+        let buffer = ReadingBuffer::new();
+        let has_spare = || buffer.state(|state| state.spare.is_some());
+        drop(buffer.lend(5000).unwrap());
+        assert!(has_spare());
+        let last = buffer.lend(5000).unwrap();
+        buffer.end();
+        drop(last);
+        assert!(!has_spare());
+        drop(buffer.lend(100).unwrap());
+        assert!(!has_spare());
+    }
+}
