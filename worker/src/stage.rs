@@ -406,6 +406,8 @@ impl StageBackend for EngineBackend {
         )
         .map_err(model_failure)?;
         weights.loaded();
+        // What tensors were read into is no weight.
+        weights.end_loading();
         packing.into_iter().for_each(Packing::end);
         compile_kernels(&mut stage)?;
         stage.set_vocabulary(Box::new(move || vocabulary(&model)));
@@ -439,9 +441,10 @@ impl StageBackend for EngineBackend {
     fn load_ahead(&self, order: BuildOrder, has: Range<usize>) -> Result<KeptWeights, Failure> {
         let BuildOrder { model, weights, spec, mut progress, .. } = order;
         let (name, host_experts) = (self.name(&spec)?, self.host_experts(&spec)?);
-        // The stage's own thread is on the first CPU.
-        let cpus = self.cpus.last().map(std::slice::from_ref);
-        let device = self.devices.open(&name, 1, cpus);
+        // The stage's own thread is on the first CPU. Where memory has several nodes, a thread of each writes its part.
+        let last = self.cpus.last().map(std::slice::from_ref);
+        let cpus = self.places.as_ref().map_or(last, |places| Some(&places.last_of_nodes));
+        let device = self.devices.open(&name, cpus.map_or(1, <[usize]>::len), cpus);
         let device = device.map_err(|e| model_failure(e.into()))?;
         device.host().pool().pin_caller();
         let layers = spec.layer_begin as usize..spec.layer_end as usize;

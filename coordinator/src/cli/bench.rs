@@ -559,7 +559,7 @@ fn print_limits(info: &LineInfo, limits: &[Limits]) -> Result<()> {
     ))?;
     for (i, s) in info.stages.iter().enumerate() {
         output::line(format_args!(
-            "  stage {i}: layers {}..{}, {} kernels, {} threads, memory read {:.1} GB/s, int8 products {:.0} GOP/s",
+            "  stage {i}: layers {}..{}, {} kernels, {} threads, memory read {:.1} GB/s, products with 4-bit weights {:.0} GOP/s",
             s.layers.start, s.layers.end, s.kernels, s.threads, s.gb_per_second, s.gop_per_second
         ))?;
     }

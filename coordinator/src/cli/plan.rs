@@ -36,7 +36,7 @@ A cluster file describes workers that need not exist yet:
   name = \"big\"
   memory = \"64G\"
   gbps = 80.0        # memory read, 10^9 bytes a second
-  gops = 2000.0      # int8 matrix products, 10^9 operations a second
+  gops = 2000.0      # matrix products with 4-bit weights, 10^9 operations a second
   link = { gbps = 1.2, latency_us = 150.0 }
   count = 2")]
 pub struct PlanArgs {

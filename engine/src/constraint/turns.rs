@@ -78,6 +78,7 @@ impl Turns {
         let body = move || {
             // A system that refuses gives it the usual priority.
             let _ = rustix::process::setpriority_process(None, NICE);
+            run_anywhere();
             shared.work_on();
         };
         match thread::Builder::new().name(self.name.to_owned()).spawn(body) {
@@ -104,6 +105,19 @@ impl Turns {
         }
     }
 }
+
+/// Lets the calling thread run wherever the process may: the thread that started it may be pinned. A system that refuses leaves it
+/// there.
+#[cfg(target_os = "linux")]
+fn run_anywhere() {
+    use rustix::thread::{sched_getaffinity, sched_setaffinity};
+    // The first thread of a process is never pinned.
+    let _ = sched_getaffinity(Some(rustix::process::getpid()))
+        .and_then(|cpus| sched_setaffinity(None, &cpus));
+}
+
+#[cfg(not(target_os = "linux"))]
+fn run_anywhere() {}
 
 impl Drop for Turns {
     fn drop(&mut self) {

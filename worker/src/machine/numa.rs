@@ -46,6 +46,8 @@ pub struct Places {
     pub cpus: Vec<usize>,
     /// Threads on each node.
     pub threads: BTreeMap<usize, usize>,
+    /// The last CPU of each node, in the order of threads.
+    pub last_of_nodes: Vec<usize>,
 }
 
 impl Places {
@@ -77,16 +79,19 @@ impl Places {
                 "{threads} threads are not all cores, so they are not pinned: give --cpus"
             ));
         };
-        let mut threads = BTreeMap::new();
+        let (mut threads, mut last) = (BTreeMap::new(), Vec::<(usize, usize)>::new());
         for cpu in &cpus {
             let node =
                 topology.node_of(*cpu).ok_or_else(|| format!("CPU {cpu} has no NUMA node"))?;
             *threads.entry(node).or_default() += 1;
+            last.retain(|(other, _)| *other != node);
+            last.push((node, *cpu));
         }
         if threads.len() < 2 {
             return Err("all threads are on one NUMA node".to_owned());
         }
-        Ok(Self { cpus, threads })
+        let last_of_nodes = last.into_iter().map(|(_, cpu)| cpu).collect();
+        Ok(Self { cpus, threads, last_of_nodes })
     }
 
     /// The nodes with their threads, for people: `node 0: 4 threads, node 1: 4 threads`.

@@ -145,7 +145,8 @@ impl Topology {
             }
             dealt.extend(own);
         }
-        Some(dealt)
+        // A core whose threads are in two nodes counts twice: no machine of metal has one.
+        (dealt.len() == threads).then_some(dealt)
     }
 
     /// The machine in some lines, for people.

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::folder::Folder;
 use super::roster::{FILE as NODES_FILE, Roster};
 
-const KEY_FILE: &str = "ca.key";
+pub(super) const KEY_FILE: &str = "ca.key";
 const CERTIFICATE_FILE: &str = "ca.pem";
 
 /// Why there is no authority, or nothing that was asked of it.

@@ -88,6 +88,11 @@ pub enum Refusal {
 }
 
 impl Pki {
+    /// Whether a data folder has an authority of its own.
+    pub fn is_in(data_dir: &Path) -> bool {
+        Folder::within(data_dir).file(authority::KEY_FILE).exists()
+    }
+
     /// The authority of a data folder, made if need be; its certificates are good for `certificates_for`.
     ///
     /// # Errors

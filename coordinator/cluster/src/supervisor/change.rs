@@ -125,8 +125,10 @@ impl Supervisor {
                 Err(refused) => Err(refused),
             },
             Question::Undrain { worker } => self.undrain(worker),
-            Question::Rebalance => match self.gain_with_all() {
+            // An operator who orders it knows that workers which broke lines are well again.
+            Question::Rebalance => match self.gain(&self.there_for_layers()) {
                 Some(gain) if gain >= PAYS_WHEN_ASKED => {
+                    self.there_for_layers().into_iter().for_each(|id| self.trust(id));
                     let what =
                         format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
                     return self.change(what, Some(asked), None);
@@ -183,6 +185,9 @@ impl Supervisor {
     /// A member that was drained may have layers again.
     fn undrain(&mut self, worker: &str) -> Result<Answer, Refused> {
         let id = self.member_called(worker)?;
+        if self.leaves_by_itself(id) {
+            return Err(Refused(format!("{worker} is about to end: start it again")));
+        }
         let member = self.members.get_mut(&id);
         let Some((name, was_drained)) = member.map(|member| {
             let was = member.is_drained();
@@ -259,8 +264,12 @@ impl Supervisor {
     /// Moves the layers of a member to others.
     pub(super) fn drain(&mut self, id: MemberId, asked: Option<Asked>, within: Option<Duration>) {
         let name = self.members.get(&id).map(Member::name).unwrap_or_default();
+        let by_order = asked.is_some() && !self.members.get(&id).is_some_and(Member::is_drained);
         self.set_drained(id);
         self.change(format!("{name} is drained"), asked, within);
+        if let Some(coming) = self.next_line.as_mut().filter(|_| by_order) {
+            coming.drains = Some(id);
+        }
     }
 
     /// Takes the line down in order, so that the next one is built, for which so many bytes were loaded and spares were
@@ -436,7 +445,7 @@ impl Supervisor {
             return;
         }
         self.rebalancing.speeds_changed = false;
-        match self.gain() {
+        match self.gain(&self.usable()) {
             Some(gain) if gain >= PAYS => {
                 self.rebalancing.last = Some(now);
                 let what = format!("rebalanced: {:.0} % faster by the plan", (gain - 1.0) * 1e2);
@@ -446,9 +455,9 @@ impl Supervisor {
         }
     }
 
-    /// The speed-up by the best cut over all usable workers: the ratio of the slowest stages' times, by present
+    /// The speed-up by the best cut over these workers: the ratio of the slowest stages' times, by present
     /// measurements. `None` without a line, or where it is cut by hand.
-    fn gain(&self) -> Option<f64> {
+    fn gain(&self, over: &[MemberId]) -> Option<f64> {
         let Line::Up { stages, paces, .. } = &self.line else { return None };
         let config = &self.ends.config.stage;
         if config.cut.is_some() {
@@ -458,25 +467,28 @@ impl Supervisor {
         let unit_us = |(id, pace): (&MemberId, &Pace)| Some(pace.unit_us(conn(id)?.slowdown()));
         let now: Vec<f64> = stages.iter().zip(paces).filter_map(unit_us).collect();
         let slowest = now.into_iter().fold(0.0, f64::max);
-        let usable = self.usable();
-        let plan =
-            place::plan_over(&self.ends.model, usable.iter().filter_map(conn), config).ok()?;
+        let plan = place::plan_over(&self.ends.model, over.iter().filter_map(conn), config).ok()?;
         Some(slowest / plan.slowest_us())
     }
 
-    /// [`Self::gain`] over workers that broke lines lately too: an operator who orders it knows that they are well again.
-    fn gain_with_all(&mut self) -> Option<f64> {
-        self.members.values_mut().for_each(Member::trust);
-        self.gain()
+    /// Connected members that may have layers, those that broke lines lately too.
+    pub(super) fn there_for_layers(&self) -> Vec<MemberId> {
+        let may = |(_, m): &(&MemberId, &Member)| m.conn().is_some() && !m.is_drained();
+        self.members.iter().filter(may).map(|(id, _)| *id).collect()
     }
 
     /// Connected members that the next line may use.
     pub(super) fn usable(&self) -> Vec<MemberId> {
         let now = Instant::now();
-        let may = |(_, m): &(&MemberId, &Member)| {
-            m.conn().is_some() && !m.is_drained() && m.doubts(now) == 0
-        };
-        self.members.iter().filter(may).map(|(id, _)| *id).collect()
+        let trusted = |id: &MemberId| self.members.get(id).is_some_and(|m| m.doubts(now) == 0);
+        self.there_for_layers().into_iter().filter(trusted).collect()
+    }
+
+    /// The lines that a member broke are forgotten.
+    pub(super) fn trust(&mut self, id: MemberId) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.trust();
+        }
     }
 
     pub(super) fn others(&self, id: MemberId) -> Vec<MemberId> {

@@ -23,14 +23,10 @@ impl Supervisor {
     ) -> Result<(Ordered, String), Refused> {
         self.refuse_if_cut_by_hand()?;
         let to = self.member_called(worker)?;
-        // Whoever orders it knows that it is well again.
-        if let Some(member) = self.members.get_mut(&to) {
-            member.trust();
-        }
         let Line::Up { stages, layers: cut, .. } = &self.line else {
             return Err(Refused("there is no line whose layers could be moved".to_owned()));
         };
-        if !self.usable().contains(&to) && !stages.contains(&to) {
+        if !self.there_for_layers().contains(&to) && !stages.contains(&to) {
             let why = format!("{worker} gets no layers: it is drained, or not there");
             return Err(Refused(why));
         }
@@ -44,6 +40,8 @@ impl Supervisor {
         let conns: Vec<&Conn> = who.iter().filter_map(|id| self.members.get(id)?.conn()).collect();
         place::plan_over(&self.ends.model, conns.into_iter(), &options)
             .map_err(|error| Refused(error.to_string()))?;
+        // Whoever orders it knows that it is well again.
+        self.trust(to);
         let name = self.members.get(&to).map(crate::members::member::Member::name);
         Ok((Ordered { who, cut }, name.unwrap_or_default()))
     }

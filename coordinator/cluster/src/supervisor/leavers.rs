@@ -52,6 +52,11 @@ impl Supervisor {
         }
     }
 
+    /// Whether a member is about to end.
+    pub(super) fn leaves_by_itself(&self, id: MemberId) -> bool {
+        self.leavers.iter().any(|leaver| leaver.id == id && leaver.asked.is_none())
+    }
+
     fn listen_until_it_is_gone(&mut self, id: MemberId) {
         let Line::Up { stages, .. } = &self.line else { return };
         let stage = stages.iter().position(|on| *on == id);
@@ -91,7 +96,10 @@ impl Supervisor {
         let waits = leaver.waits(Instant::now());
         let Leaver { id, asked, since } = leaver;
         let on_line = self.is_on_line(id);
-        let suffice = if on_line && self.next_line.is_none() {
+        if on_line && self.next_line.is_some() {
+            return Some(Leaver { id, asked, since });
+        }
+        let suffice = if on_line {
             self.suffice(&self.others(id))
         } else {
             Err("the line has changed meanwhile".to_owned())
@@ -128,16 +136,17 @@ impl Supervisor {
 mod tests {
     use std::sync::Arc;
 
-    use brigade_line::admin::Admin;
+    use brigade_line::admin::{Admin, Question};
     use brigade_line::health::Roll;
     use brigade_line::stages::stale::StaleTimes;
     use brigade_proto::address::FIRST_STAGE;
     use brigade_proto::net::Network;
-    use tokio::sync::{mpsc, watch};
+    use tokio::sync::{mpsc, oneshot, watch};
 
     use super::*;
     use crate::config::{ClusterConfig, Patience, Source};
     use crate::members::conn::Conn;
+    use crate::members::member::BROKE_BADLY;
     use crate::members::member::Origin;
     use crate::members::own_name::OwnName;
     use crate::members::placed_stage::Pace;
@@ -255,6 +264,32 @@ mod tests {
         joins(&mut supervisor).await;
         supervisor.let_leavers_go();
         assert_eq!(change(&supervisor), Some("w0 is drained"), "the next one takes them");
+    }
+
+    #[tokio::test]
+    async fn an_order_that_is_given_up_leaves_its_worker_as_it_was() {
+        let mut supervisor = up_over(1).await;
+        let second = joins(&mut supervisor).await;
+        let (reply, answer) = oneshot::channel();
+        supervisor.drain(0, Some(Asked { question: Question::Status, reply }), None);
+        assert_eq!(supervisor.usable(), [second]);
+        let how = "it went silent".to_owned();
+        supervisor.members.get_mut(&second).unwrap().lost(Instant::now(), how.clone()).await;
+        supervisor.loaded_ahead(Err(how)).await;
+        assert!(answer.await.unwrap().is_err());
+        assert_eq!(supervisor.usable(), [0], "the next line may be built over it");
+    }
+
+    #[tokio::test]
+    async fn an_order_trusts_a_worker_again_and_a_refused_one_does_not() {
+        let mut supervisor = up_over(1).await;
+        let second = joins(&mut supervisor).await;
+        let broken = supervisor.members.get_mut(&second).unwrap();
+        broken.broke(Instant::now(), BROKE_BADLY);
+        assert!(supervisor.may_move("w1", &(LAYERS..LAYERS + 1)).is_err());
+        assert_eq!(supervisor.usable(), [0], "there are no such layers");
+        supervisor.may_move("w1", &(LAYERS / 2..LAYERS)).unwrap();
+        assert_eq!(supervisor.usable(), [0, second]);
     }
 
     #[tokio::test]

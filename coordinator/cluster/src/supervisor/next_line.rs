@@ -28,6 +28,8 @@ pub(super) struct NextLine {
     pub spare_epoch: u64,
     /// The workers that it may be built over, with the numbers of their connections.
     over: Vec<(MemberId, u64)>,
+    /// The worker that was drained for it, by an order.
+    pub drains: Option<MemberId>,
 }
 
 impl NextLine {
@@ -75,7 +77,7 @@ impl Supervisor {
             let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
             timeout(within, loading).await.unwrap_or_else(late)
         });
-        self.next_line = Some(NextLine { what, asked, spare_epoch, over });
+        self.next_line = Some(NextLine { what, asked, spare_epoch, over, drains: None });
     }
 
     /// Checks that the next line can still be built: workers may have gone while it was loaded.
@@ -119,6 +121,10 @@ impl Supervisor {
         self.ordered = None;
         tracing::info!(what = coming.what, why, "a change of the line is given up");
         self.free_spares(coming.spare_epoch);
+        // Its order is refused, so that it may have layers as before.
+        if let Some(member) = coming.drains.and_then(|id| self.members.get_mut(&id)) {
+            member.undrain();
+        }
         if let Some(asked) = coming.asked {
             let text = format!("it is given up: {why}; ask again if it is still wanted");
             // The client may have gone.

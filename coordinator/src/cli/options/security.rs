@@ -303,13 +303,15 @@ fn create(args: &CreateArgs) -> Result<()> {
         bail!("--ttl is at most {} days", TOKEN_FOR_AT_MOST.as_secs() / 86_400);
     }
     let data_dir = args.data_dir.path()?;
-    // Only then is an authority made: a machine that asks in error has none.
+    // A token of an authority that is made here in error would let nobody in.
+    if Membership::is_in(&data_dir) && !Pki::is_in(&data_dir) {
+        bail!("{JOINED_ITSELF}a cluster of its own needs another --data-dir");
+    }
     let join = match &args.join {
         Some(address) => address.to_string(),
         None => Folder::within(&data_dir).control()?.with_context(|| {
-            let joined = if Membership::is_in(&data_dir) { JOINED_ITSELF } else { "" };
             format!(
-                "{joined}no server has said yet where workers join: start `brigade serve --control HOST:PORT{}`, or say \
+                "no server has said yet where workers join: start `brigade serve --control HOST:PORT{}`, or say \
                  --join HOST:PORT",
                 args.data_dir.hint()
             )
