@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use brigade_engine::device::Mapping;
 
 /// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own.
 #[derive(Clone)]
@@ -13,7 +13,7 @@ pub struct ReadingBuffer(Arc<Mutex<State>>);
 
 struct State {
     /// Memory that no tensor has now.
-    spare: Option<MmapMut>,
+    spare: Option<Mapping>,
     /// Whether more tensors are to come.
     is_loading: bool,
 }
@@ -21,7 +21,7 @@ struct State {
 /// The first bytes of a [`ReadingBuffer`], until they are dropped.
 pub struct LentBytes {
     /// There until it is given back.
-    map: Option<MmapMut>,
+    map: Option<Mapping>,
     len: usize,
     home: ReadingBuffer,
 }
@@ -41,7 +41,7 @@ impl ReadingBuffer {
         let spare = self.state(|state| state.spare.take()).filter(|map| map.len() >= len);
         let map = match spare {
             Some(map) => map,
-            None => mapped(len)?,
+            None => Mapping::new(len)?,
         };
         Ok(LentBytes { map: Some(map), len, home: self.clone() })
     }
@@ -57,21 +57,6 @@ impl ReadingBuffer {
     fn state<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Zero bytes straight from the system, in huge pages where it has them.
-///
-/// # Errors
-/// It has no memory.
-pub fn mapped(len: usize) -> io::Result<MmapMut> {
-    // No mapping is empty.
-    let map = MmapMut::map_anon(len.max(1))?;
-    #[cfg(target_os = "linux")]
-    // Advice only: with small pages the first read of each takes longer.
-    if let Err(reason) = map.advise(memmap2::Advice::HugePage) {
-        tracing::debug!(%reason, "no huge pages for the bytes of tensors");
-    }
-    Ok(map)
 }
 
 impl LentBytes {
