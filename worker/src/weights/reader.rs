@@ -56,7 +56,7 @@ impl Weights {
     /// Weights of `source`, read by `pool`'s threads; from `given_up` on nothing more is read.
     pub fn new(source: Source, pool: Pool, given_up: CancellationToken) -> Self {
         let (is_loaded, kept) = (AtomicBool::new(false), OnceLock::new());
-        Self { source, pool, given_up, is_loaded, kept, buffer: ReadingBuffer::new() }
+        Self { source, pool, given_up, is_loaded, kept, buffer: ReadingBuffer::default() }
     }
 
     /// All weights of the order are loaded. Rows of embeddings are still read after the order is over, since the next

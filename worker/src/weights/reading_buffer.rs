@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use brigade_engine::device::Mapping;
 
-/// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own.
-#[derive(Clone)]
+/// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own. It takes none
+/// before the first one is read.
+#[derive(Clone, Default)]
 pub struct ReadingBuffer(Arc<Mutex<State>>);
 
+#[derive(Default)]
 struct State {
     /// Memory that no tensor has now.
     spare: Option<Mapping>,
-    /// Whether more tensors are to come.
-    is_loading: bool,
+    /// Whether no more tensors are to come.
+    is_over: bool,
 }
 
 /// The first bytes of a [`ReadingBuffer`], until they are dropped.
@@ -27,17 +29,12 @@ pub struct LentBytes {
 }
 
 impl ReadingBuffer {
-    /// A buffer that takes no memory yet.
-    pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(State { spare: None, is_loading: true })))
-    }
-
     /// `len` bytes of any value.
     ///
     /// # Errors
     /// The system has no memory for them.
     pub fn lend(&self, len: usize) -> io::Result<LentBytes> {
-        // A longer one takes the place of the one that is there.
+        // Where it is too short, a longer one takes its place.
         let spare = self.state(|state| state.spare.take()).filter(|map| map.len() >= len);
         let map = match spare {
             Some(map) => map,
@@ -49,7 +46,7 @@ impl ReadingBuffer {
     /// Gives the memory back to the system, and no more is kept: everything is loaded, or loading has failed.
     pub fn end(&self) {
         self.state(|state| {
-            state.is_loading = false;
+            state.is_over = true;
             state.spare = None;
         });
     }
@@ -78,7 +75,7 @@ impl Drop for LentBytes {
         self.home.state(|state| {
             let has_longer =
                 state.spare.as_ref().map(|spare| spare.len()) > map.as_ref().map(|map| map.len());
-            if state.is_loading && !has_longer {
+            if !state.is_over && !has_longer {
                 state.spare = map;
             }
         });
@@ -95,7 +92,7 @@ mod tests {
 
     #[test]
     fn one_tensor_after_the_other_has_the_same_memory() {
-        let buffer = ReadingBuffer::new();
+        let buffer = ReadingBuffer::default();
         let mut first = buffer.lend(9000).unwrap();
         first.bytes_mut().fill(7);
         let place = at(&first);
@@ -111,7 +108,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_when_all_is_loaded() {
-        let buffer = ReadingBuffer::new();
+        let buffer = ReadingBuffer::default();
         let has_spare = || buffer.state(|state| state.spare.is_some());
         drop(buffer.lend(5000).unwrap());
         assert!(has_spare());
