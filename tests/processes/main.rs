@@ -17,7 +17,7 @@ use as_typed::{
 };
 use by_name::{names, names_bad, names_kept, names_lines, names_moves};
 use kept::{cached, hybrids, positions, prefixes, prefixes_apart, reuse, room, windows};
-use lines::{cuts, lora_line, weights, wire_types};
+use lines::{cuts, lora_line, own_memory, weights, wire_types};
 use losses::{changed_files, failures, kept_layers, replay, restarts};
 use several_models::{
     crowds, dropped_records, fleet, fleet_plan, fleet_pool, loads, models_dir, nodes, pulled,
@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         names_kept,
         names_moves,
         options_file,
+        own_memory,
         perplexity,
         positions,
         prefixes,

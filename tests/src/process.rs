@@ -252,8 +252,18 @@ pub fn is_alive(pid: u32) -> bool {
 
 /// Bytes that a process has in memory; 0 where it has ended.
 pub fn resident(pid: u32) -> u64 {
+    memory(pid, "VmRSS:")
+}
+
+/// Bytes in memory that are a process's own; 0 where it has ended. Programs and libraries are pages of files, which everybody
+/// shares, and no plan counts them.
+pub fn own_memory(pid: u32) -> u64 {
+    memory(pid, "RssAnon:")
+}
+
+fn memory(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 

@@ -2,5 +2,6 @@
 
 pub mod cuts;
 pub mod lora_line;
+pub mod own_memory;
 pub mod weights;
 pub mod wire_types;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::process::{Running, brigade, get, run};
+use crate::process::{Running, brigade, get, own_memory, run};
 use crate::up_share::first_of_free_ports;
 
 /// How long a server may take until it answers.
@@ -255,14 +255,6 @@ fn wait_healthy(url: &str) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(50));
     }
     Err(format!("{url} does not answer after {READY_WITHIN:?}"))
-}
-
-/// Bytes in memory that are a process's own; 0 where it has ended. Programs and libraries are pages of files, which everybody
-/// shares, and no plan counts them.
-fn own_memory(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 fn bytes_below(dir: &Path) -> u64 {

@@ -92,6 +92,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "engine/src/device",
         &[
+            "hardware",
+            "mapping",
             "kinds",
             "name",
             "accelerator",

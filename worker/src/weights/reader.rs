@@ -17,15 +17,15 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use brigade_engine::device::Mapping;
 use brigade_engine::weights::{TensorBytes, TensorSource};
 use brigade_gguf::{FileState, GgufError, TensorFiles, TensorInfo};
-use memmap2::MmapMut;
 use rayon::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use tokio_util::sync::CancellationToken;
 
 use super::cache::CachedBlob;
-use super::reading_buffer::{ReadingBuffer, mapped};
+use super::reading_buffer::ReadingBuffer;
 use crate::machine::reading_threads::Pool;
 
 /// Bytes that one thread reads at a time.
@@ -48,7 +48,7 @@ pub struct Weights {
     pool: Pool,
     given_up: CancellationToken,
     is_loaded: AtomicBool,
-    kept: OnceLock<(String, MmapMut)>,
+    kept: OnceLock<(String, Mapping)>,
     buffer: ReadingBuffer,
 }
 
@@ -56,7 +56,7 @@ impl Weights {
     /// Weights of `source`, read by `pool`'s threads; from `given_up` on nothing more is read.
     pub fn new(source: Source, pool: Pool, given_up: CancellationToken) -> Self {
         let (is_loaded, kept) = (AtomicBool::new(false), OnceLock::new());
-        Self { source, pool, given_up, is_loaded, kept, buffer: ReadingBuffer::new() }
+        Self { source, pool, given_up, is_loaded, kept, buffer: ReadingBuffer::default() }
     }
 
     /// All weights of the order are loaded. Rows of embeddings are still read after the order is over, since the next
@@ -102,7 +102,7 @@ impl Weights {
     pub fn keep(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
         let range = 0..tensor.nbytes as usize;
         self.check(tensor, &range)?;
-        let mut bytes = mapped(range.len()).map_err(|error| unread(tensor, error))?;
+        let mut bytes = Mapping::new(range.len()).map_err(|error| unread(tensor, error))?;
         self.read(tensor, range, &mut bytes)?;
         // A second one would be read anew each time, which is slow and right.
         let _ = self.kept.set((tensor.name.clone(), bytes));

@@ -5,43 +5,40 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use brigade_engine::device::Mapping;
 
-/// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own.
-#[derive(Clone)]
+/// Memory for tensors, which is lent to one at a time. Where several are read at once, each has memory of its own. It takes none
+/// before the first one is read.
+#[derive(Clone, Default)]
 pub struct ReadingBuffer(Arc<Mutex<State>>);
 
+#[derive(Default)]
 struct State {
     /// Memory that no tensor has now.
-    spare: Option<MmapMut>,
-    /// Whether more tensors are to come.
-    is_loading: bool,
+    spare: Option<Mapping>,
+    /// Whether no more tensors are to come.
+    is_over: bool,
 }
 
 /// The first bytes of a [`ReadingBuffer`], until they are dropped.
 pub struct LentBytes {
     /// There until it is given back.
-    map: Option<MmapMut>,
+    map: Option<Mapping>,
     len: usize,
     home: ReadingBuffer,
 }
 
 impl ReadingBuffer {
-    /// A buffer that takes no memory yet.
-    pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(State { spare: None, is_loading: true })))
-    }
-
     /// `len` bytes of any value.
     ///
     /// # Errors
     /// The system has no memory for them.
     pub fn lend(&self, len: usize) -> io::Result<LentBytes> {
-        // A longer one takes the place of the one that is there.
+        // Where it is too short, a longer one takes its place.
         let spare = self.state(|state| state.spare.take()).filter(|map| map.len() >= len);
         let map = match spare {
             Some(map) => map,
-            None => mapped(len)?,
+            None => Mapping::new(len)?,
         };
         Ok(LentBytes { map: Some(map), len, home: self.clone() })
     }
@@ -49,7 +46,7 @@ impl ReadingBuffer {
     /// Gives the memory back to the system, and no more is kept: everything is loaded, or loading has failed.
     pub fn end(&self) {
         self.state(|state| {
-            state.is_loading = false;
+            state.is_over = true;
             state.spare = None;
         });
     }
@@ -57,21 +54,6 @@ impl ReadingBuffer {
     fn state<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Zero bytes straight from the system, in huge pages where it has them.
-///
-/// # Errors
-/// It has no memory.
-pub fn mapped(len: usize) -> io::Result<MmapMut> {
-    // No mapping is empty.
-    let map = MmapMut::map_anon(len.max(1))?;
-    #[cfg(target_os = "linux")]
-    // Advice only: with small pages the first read of each takes longer.
-    if let Err(reason) = map.advise(memmap2::Advice::HugePage) {
-        tracing::debug!(%reason, "no huge pages for the bytes of tensors");
-    }
-    Ok(map)
 }
 
 impl LentBytes {
@@ -93,7 +75,7 @@ impl Drop for LentBytes {
         self.home.state(|state| {
             let has_longer =
                 state.spare.as_ref().map(|spare| spare.len()) > map.as_ref().map(|map| map.len());
-            if state.is_loading && !has_longer {
+            if !state.is_over && !has_longer {
                 state.spare = map;
             }
         });
@@ -110,7 +92,7 @@ mod tests {
 
     #[test]
     fn one_tensor_after_the_other_has_the_same_memory() {
-        let buffer = ReadingBuffer::new();
+        let buffer = ReadingBuffer::default();
         let mut first = buffer.lend(9000).unwrap();
         first.bytes_mut().fill(7);
         let place = at(&first);
@@ -126,7 +108,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_when_all_is_loaded() {
-        let buffer = ReadingBuffer::new();
+        let buffer = ReadingBuffer::default();
         let has_spare = || buffer.state(|state| state.spare.is_some());
         drop(buffer.lend(5000).unwrap());
         assert!(has_spare());

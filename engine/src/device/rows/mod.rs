@@ -183,8 +183,8 @@ impl Rows {
         assert_eq!(values.len(), self.len, "values of rows");
         self.forms = Derived::default();
         match &mut self.values {
-            Store::Host(own) => own[..self.len].copy_from_slice(values),
             Store::There(buffer) => buffer.write(0, bytemuck::cast_slice(values)),
+            own => own.host_mut()[..self.len].copy_from_slice(values),
         }
     }
 
@@ -231,8 +231,8 @@ impl Rows {
     /// The values, as ops read them.
     pub fn view(&self) -> View<'_, f32> {
         match &self.values {
-            Store::Host(values) => View::Host(&values[..self.len]),
             Store::There(buffer) => View::Device(first(&**buffer, self.len * size_of::<f32>())),
+            values => View::Host(&values.host()[..self.len]),
         }
     }
 
@@ -240,10 +240,10 @@ impl Rows {
     pub fn view_mut(&mut self) -> ViewMut<'_, f32> {
         self.forms = Derived::default();
         match &mut self.values {
-            Store::Host(values) => ViewMut::Host(&mut values[..self.len]),
             Store::There(buffer) => {
                 ViewMut::Device(first_mut(&mut **buffer, self.len * size_of::<f32>()))
             }
+            values => ViewMut::Host(&mut values.host_mut()[..self.len]),
         }
     }
 
@@ -270,7 +270,7 @@ impl Rows {
     /// The device that they lie with, and where.
     pub(super) fn place_there(&self) -> Option<(&There, &dyn Buffer)> {
         match &self.values {
-            Store::Host(_) => None,
+            Store::Host(_) | Store::Mapped(_) => None,
             Store::There(buffer) => Some((self.home.as_ref()?.there.as_ref()?, &**buffer)),
         }
     }

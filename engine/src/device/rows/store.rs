@@ -1,6 +1,7 @@
 //! Storage of rows' values: with the host, or with a device.
 
 use crate::device::accelerator::There;
+use crate::device::mapping::{HUGE_FROM, Mapping};
 use crate::ops::{Buffer, Purpose};
 
 /// Message of a panic: values that lie with a device were read as the host's.
@@ -11,6 +12,8 @@ pub(super) const THERE: &str =
 pub(super) enum Store {
     /// In the host's memory.
     Host(Vec<f32>),
+    /// The same, in huge pages: those of large ubatches.
+    Mapped(Mapping),
     /// In a device's, which the host does not look at.
     There(Box<dyn Buffer>),
 }
@@ -27,10 +30,14 @@ impl Store {
     /// # Panics
     /// If the device has not that much memory. The stage ends with this as its reason.
     pub(super) fn new(there: Option<&There>, len: usize) -> Self {
+        let bytes = len * size_of::<f32>();
         match there {
+            None if bytes >= HUGE_FROM => match Mapping::new(bytes) {
+                Ok(mapping) => Self::Mapped(mapping),
+                Err(_) => Self::Host(vec![0.0; len]),
+            },
             None => Self::Host(vec![0.0; len]),
             Some(there) => {
-                let bytes = len * size_of::<f32>();
                 Self::There(there.room("the rows of a ubatch", bytes, Purpose::Activations))
             }
         }
@@ -40,6 +47,7 @@ impl Store {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Host(values) => values.len(),
+            Self::Mapped(mapping) => mapping.len() / size_of::<f32>(),
             Self::There(buffer) => buffer.len() / size_of::<f32>(),
         }
     }
@@ -47,7 +55,7 @@ impl Store {
     /// Address of the values with a device, as its commands name it. All values with the host have the same.
     pub(super) fn address(&self) -> u64 {
         match self {
-            Self::Host(_) => 0,
+            Self::Host(_) | Self::Mapped(_) => 0,
             Self::There(buffer) => buffer.address(),
         }
     }
@@ -59,6 +67,7 @@ impl Store {
     pub(super) fn host(&self) -> &[f32] {
         match self {
             Self::Host(values) => values,
+            Self::Mapped(mapping) => bytemuck::cast_slice(mapping),
             Self::There(_) => panic!("{THERE}"),
         }
     }
@@ -70,6 +79,7 @@ impl Store {
     pub(super) fn host_mut(&mut self) -> &mut [f32] {
         match self {
             Self::Host(values) => values,
+            Self::Mapped(mapping) => bytemuck::cast_slice_mut(mapping),
             Self::There(_) => panic!("{THERE}"),
         }
     }
@@ -97,16 +107,16 @@ impl Store {
     /// The values, wherever they lie.
     pub(super) fn on_host(&self) -> &[f32] {
         match self {
-            Self::Host(values) => values,
             Self::There(buffer) => bytemuck::cast_slice(seen(&**buffer)),
+            host => host.host(),
         }
     }
 
     /// The values, wherever they lie, to be written.
     pub(super) fn on_host_mut(&mut self) -> &mut [f32] {
         match self {
-            Self::Host(values) => values,
             Self::There(buffer) => bytemuck::cast_slice_mut(seen_mut(&mut **buffer)),
+            host => host.host_mut(),
         }
     }
 }
