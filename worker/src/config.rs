@@ -25,6 +25,7 @@ pub use secured::{Secured, node_name};
 use crate::backend::expert_placement::{ExpertCache, Experts, Raw, Wrong, device_of};
 use crate::backend::measure::{MEASURED_VARIABLE, Measured, Speeds};
 use crate::backend::product_class::ByClass;
+use crate::machine::cpu_list;
 use crate::machine::numa::Numa;
 use crate::machine::share::Share;
 use crate::prefixes::store::Sizes;
@@ -36,8 +37,6 @@ pub const DEFAULT_CACHE_LIMIT_BYTES: u64 = 64 << 30;
 pub const DEFAULT_PORT: u16 = 7070;
 /// Limit of `--threads`.
 pub const MAX_THREADS: usize = 1024;
-/// Limit of CPU numbers in `--cpus`.
-pub const MAX_CPUS: usize = 4096;
 
 /// The command line of `brigade worker`, as typed.
 #[derive(Clone, Debug, Default)]
@@ -386,21 +385,7 @@ pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, ConfigError>
 /// [`ConfigError::Value`].
 pub fn parse_cpus(text: &str) -> Result<Vec<usize>, ConfigError> {
     let wrong = || bad("--cpus", text, "is not a CPU list: write numbers and ranges, as in 0-3,8");
-    let mut cpus = Vec::new();
-    for item in text.split(',') {
-        let (first, last) = item.trim().split_once('-').unwrap_or((item.trim(), item.trim()));
-        let first: usize = first.trim().parse().map_err(|_| wrong())?;
-        let last: usize = last.trim().parse().map_err(|_| wrong())?;
-        if first > last || last >= MAX_CPUS {
-            return Err(wrong());
-        }
-        for cpu in first..=last {
-            if !cpus.contains(&cpu) {
-                cpus.push(cpu);
-            }
-        }
-    }
-    Ok(cpus)
+    cpu_list::parse(text).ok_or_else(wrong)
 }
 
 /// Whether threads and weights are placed, as typed.

@@ -5,7 +5,8 @@ use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 
-use crate::config::{ConfigError, parse_cpus};
+use crate::config::ConfigError;
+use crate::machine::cpu_list;
 use crate::machine::topology::Topology;
 
 /// Identity of this machine and this boot, and of the mount namespace, without which equal paths need not mean equal
@@ -40,7 +41,7 @@ pub fn cores() -> usize {
 fn allowed_cpus() -> Option<Vec<usize>> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    parse_cpus(list.trim()).ok()
+    cpu_list::parse(list.trim())
 }
 
 /// Refuses CPUs that this machine has not, or that this process may not use. Beyond the system's largest number
@@ -52,18 +53,10 @@ pub fn check_cpus(option: &'static str, cpus: &[usize]) -> Result<(), ConfigErro
     let Some(allowed) = allowed_cpus() else { return Ok(()) };
     match cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         None => Ok(()),
-        Some(cpu) => Err(ConfigError::Cpu { option, cpu: *cpu, allowed: cpu_ranges(&allowed) }),
+        Some(cpu) => {
+            Err(ConfigError::Cpu { option, cpu: *cpu, allowed: cpu_list::ranges(&allowed) })
+        }
     }
-}
-
-/// `0-3,8`: CPUs as they are typed; neighbours in ascending order become a range.
-pub fn cpu_ranges(cpus: &[usize]) -> String {
-    let ranges = cpus.chunk_by(|a, b| a + 1 == *b).filter_map(|range| match range {
-        [] => None,
-        [one] => Some(one.to_string()),
-        [first, .., last] => Some(format!("{first}-{last}")),
-    });
-    ranges.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -75,13 +68,10 @@ mod tests {
         let Some(allowed) = allowed_cpus() else { return };
         assert!(check_cpus("--cpus", &allowed).is_ok());
         let error = check_cpus("--cpus", &[allowed[0], 4000]).unwrap_err().to_string();
-        assert!(error.contains("CPU 4000") && error.ends_with(&cpu_ranges(&allowed)), "{error}");
-    }
-
-    #[test]
-    fn cpus_are_written_as_they_are_typed() {
-        assert_eq!(cpu_ranges(&[0, 1, 2, 8, 10, 11]), "0-2,8,10-11");
-        assert_eq!(cpu_ranges(&[]), "");
+        assert!(
+            error.contains("CPU 4000") && error.ends_with(&cpu_list::ranges(&allowed)),
+            "{error}"
+        );
     }
 
     #[test]

@@ -36,10 +36,10 @@ use crate::backend::{
 };
 use crate::config::Config;
 use crate::host;
-use crate::machine::memory;
 use crate::machine::numa::Places;
 use crate::machine::share::Share;
 use crate::machine::turns::Turns;
+use crate::machine::{cpu_list, memory};
 use crate::weights::reader::Weights;
 use expert_record::ExpertRecords;
 use learning::{Learner, Learning};
@@ -119,7 +119,7 @@ impl EngineBackend {
         tracing::info!(
             device = kernels,
             threads,
-            cpus = host::cpu_ranges(&cpus),
+            cpus = cpu_list::ranges(&cpus),
             gb_per_second = rounded(own.gb_per_second),
             gop_per_second = rounded(own.gop_per_second.nibble),
             q6_k = rounded(own.gop_per_second.halves),

@@ -5,9 +5,8 @@
 //! - A panic in a chunk reaches the caller.
 //! - A thread that the system has not scheduled in time is not waited for: the others compute its share.
 //!
-//! With many threads a region costs what they do to each other's cache lines. So a region is one word, which only
-//! the caller writes. A thread says in a word of its own that it is inside, and those of neighbours lie on one line.
-//! Regions with few chunks concern few groups of neighbours.
+//! With many threads a region costs what they do to each other's cache lines. So threads are counted in and out in groups of
+//! neighbours, each on a line of its own. Regions with few chunks concern few groups.
 //!
 //! The pool knows nothing of what the chunks compute. Results never depend on which thread claims which
 //! chunk.
@@ -21,7 +20,7 @@ use std::time::Duration;
 
 use super::pinning::pin_current;
 use super::shares::{Deal, GROUP, MOST_CHUNKS, Padded, Shares};
-use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Most threads a pool may have.
 pub const MAX_THREADS: usize = 1024;
@@ -41,80 +40,35 @@ type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
 #[derive(Clone, Copy)]
 struct Region {
     task: *const Task<'static>,
+    deal: Deal,
 }
 
-/// A region's number, its chunks, and whether threads may enter it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct State(u64);
-
-impl State {
-    const OPEN: u64 = 1;
-    const CHUNKS_AT: u32 = 1;
-    const NUMBER_AT: u32 = 1 + MOST_CHUNKS.count_ones();
-
-    /// The region after this one.
-    fn after(self, n_chunks: usize) -> Self {
-        let number = self.number() + 1;
-        Self(number << Self::NUMBER_AT | (n_chunks as u64) << Self::CHUNKS_AT | Self::OPEN)
-    }
-
-    fn closed(self) -> Self {
-        Self(self.0 & !Self::OPEN)
-    }
-
-    fn is_open(self) -> bool {
-        self.0 & Self::OPEN != 0
-    }
-
-    fn n_chunks(self) -> usize {
-        (self.0 >> Self::CHUNKS_AT) as usize & MOST_CHUNKS
-    }
-
-    fn number(self) -> u64 {
-        self.0 >> Self::NUMBER_AT
-    }
-
-    fn deal(self) -> Deal {
-        Deal::new(self.number(), self.n_chunks())
-    }
-
-    /// Threads that may enter, the caller included: those with a chunk, and their neighbours, who help.
-    fn concerns(self) -> usize {
-        self.n_chunks().next_multiple_of(GROUP)
-    }
-
-    /// Whether it is open to a thread that has served the region number `served`.
-    fn offers(self, thread: usize, served: u64) -> bool {
-        self.is_open() && self.number() != served && thread < self.concerns()
-    }
-}
-
-/// What the caller writes for a region, on one cache line.
-struct Front {
-    state: AtomicU64,
-    region: UnsafeCell<Region>,
-}
+/// Set in a group's state while its workers may enter; below it the number inside, above it that of the region.
+const OPEN: u64 = 1 << 31;
+const ACTIVE_MASK: u64 = OPEN - 1;
+const NUMBER_AT: u32 = 32;
 
 /// Threads that are neighbours.
 struct Group {
-    /// Whether each may be inside of a region. Its thread alone writes it.
-    inside: Padded<[AtomicBool; GROUP]>,
-    /// A bit for each that is parked, or about to be.
+    /// [`OPEN`], the members inside, and the number of the region. The caller is not counted.
+    state: Padded<AtomicU64>,
+    /// A bit for each member that is parked, or about to be.
     parked: Padded<AtomicU64>,
 }
 
 struct Shared {
-    front: Padded<Front>,
+    region: Padded<UnsafeCell<Region>>,
     groups: Vec<Group>,
     shares: Shares,
     /// Handles of the threads; none of the caller. A thread sets its own before it parks.
     threads: Vec<OnceLock<Thread>>,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
+    /// On a line of its own: the caller looks at it after every region.
+    panic: Padded<Mutex<Option<Box<dyn Any + Send>>>>,
 }
 
-// SAFETY: `region` is written only by the holder of `Pool::caller` while the state is closed and
-// nobody is inside (`Pool::close`), and read only by threads that entered while it was open (`Shared::enter`).
+// SAFETY: `region` is written only by the holder of `Pool::n_regions` while all groups are closed and nobody is
+// inside (see `Pool::close`), and read only by threads that entered while their group was open (see `enter`).
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `region` is only followed under the rule above.
 unsafe impl Send for Shared {}
@@ -123,7 +77,8 @@ unsafe impl Send for Shared {}
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    caller: Mutex<()>,
+    /// The number of regions so far. Its holder is the only caller.
+    n_regions: Mutex<u64>,
     cpus: Option<Vec<usize>>,
 }
 
@@ -142,7 +97,7 @@ impl Pool {
         let n_threads = threads.clamp(1, MAX_THREADS);
         let cpus = cpus.filter(|c| !c.is_empty()).map(<[usize]>::to_vec);
         let shared = Arc::new(Shared::new(n_threads));
-        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), cpus };
+        let mut pool = Self { shared, workers: Vec::new(), n_regions: Mutex::new(0), cpus };
         for index in 1..n_threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = pool.cpu_of(index);
@@ -189,13 +144,17 @@ impl Pool {
         if n_chunks > MOST_CHUNKS {
             return self.run_together(n_chunks, task);
         }
-        let _only_caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.open(n_chunks, task);
+        let mut n_regions = self.n_regions.lock().unwrap_or_else(PoisonError::into_inner);
+        *n_regions += 1;
+        let region = Region { task: erase(task), deal: Deal::new(*n_regions, n_chunks) };
+        // Threads with a chunk, and their neighbours, who help.
+        let groups = &self.shared.groups[..n_chunks.min(self.threads()).div_ceil(GROUP)];
+        self.open(region, *n_regions, groups, n_chunks);
         INSIDE.set(true);
-        work(&self.shared, Region { task: erase(task) }, state, 0);
+        work(&self.shared, region, 0);
         INSIDE.set(false);
-        self.close(state);
-        let panicked = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        close(groups);
+        let panicked = self.shared.panic.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = panicked {
             resume_unwind(payload);
         }
@@ -210,41 +169,41 @@ impl Pool {
         });
     }
 
-    /// Publishes the region and wakes parked workers that have chunks.
-    fn open(&self, n_chunks: usize, task: &Task<'_>) -> State {
+    /// Publishes the region to these groups and wakes parked workers that have chunks.
+    fn open(&self, region: Region, number: u64, groups: &[Group], n_chunks: usize) {
         let shared = &*self.shared;
-        // Only the holder of `caller` writes the state.
-        let state = State(shared.front.0.state.load(Ordering::Relaxed)).after(n_chunks);
-        if state.deal().is_first_round() {
+        if region.deal.is_first_round() {
             shared.shares.forget();
         }
-        // SAFETY: the state is closed and nobody is inside (`close` waited for that), and we hold
-        // `caller`, so no other thread reads or writes the region now.
-        unsafe { *shared.front.0.region.get() = Region { task: erase(task) } };
-        // In one order with the operations of `park_until_open`: either we see its bit or it sees this state.
-        shared.front.0.state.store(state.0, Ordering::SeqCst);
-        for group in 0..n_chunks.min(self.threads()).div_ceil(GROUP) {
+        // SAFETY: all groups are closed and nobody is inside (`close` waited for that), and we hold
+        // `n_regions`, so no other thread reads or writes the region now.
+        unsafe { *shared.region.0.get() = region };
+        for group in groups {
+            group.state.0.store(number << NUMBER_AT | OPEN, Ordering::Release);
+        }
+        // Pairs with the fence in `park_until_open`: either we see the bit or it sees the state.
+        fence(Ordering::SeqCst);
+        for group in 0..groups.len() {
             shared.wake_group(group, n_chunks);
         }
-        state
     }
+}
 
-    /// Lets no thread enter any more, and waits for those inside.
-    fn close(&self, state: State) {
-        let shared = &*self.shared;
-        // In one order with the operations of `enter`: either it sees this state or we see that it is inside.
-        shared.front.0.state.store(state.closed().0, Ordering::SeqCst);
-        let mut turns = 0u32;
-        for thread in 1..self.threads().min(state.concerns()) {
-            while shared.inside(thread).load(Ordering::SeqCst) {
-                turns = turns.saturating_add(1);
-                if turns < CALLER_SPINS {
-                    std::hint::spin_loop();
-                } else if turns < CALLER_SPINS + CALLER_YIELDS {
-                    thread::yield_now();
-                } else {
-                    thread::sleep(CALLER_NAP);
-                }
+/// Lets no thread enter these groups any more, and waits for those inside.
+fn close(groups: &[Group]) {
+    for group in groups {
+        group.state.0.fetch_and(!OPEN, Ordering::AcqRel);
+    }
+    let mut turns = 0u32;
+    for group in groups {
+        while group.state.0.load(Ordering::Acquire) & ACTIVE_MASK != 0 {
+            turns = turns.saturating_add(1);
+            if turns < CALLER_SPINS {
+                std::hint::spin_loop();
+            } else if turns < CALLER_SPINS + CALLER_YIELDS {
+                thread::yield_now();
+            } else {
+                thread::sleep(CALLER_NAP);
             }
         }
     }
@@ -266,43 +225,23 @@ impl Drop for Pool {
 impl Shared {
     fn new(n_threads: usize) -> Self {
         let idle: *const Task<'static> = &|_: usize, _: usize| {};
-        let region = UnsafeCell::new(Region { task: idle });
-        let group = || Group {
-            inside: Padded([const { AtomicBool::new(false) }; GROUP]),
-            parked: Padded(AtomicU64::new(0)),
-        };
+        let region = Region { task: idle, deal: Deal::new(0, 0) };
+        let zero = || Padded(AtomicU64::new(0));
+        let group = || Group { state: zero(), parked: zero() };
         Self {
-            front: Padded(Front { state: AtomicU64::new(0), region }),
+            region: Padded(UnsafeCell::new(region)),
             groups: (0..n_threads.div_ceil(GROUP)).map(|_| group()).collect(),
             shares: Shares::of(n_threads),
             threads: (0..n_threads).map(|_| OnceLock::new()).collect(),
-            panic: Mutex::new(None),
             stop: AtomicBool::new(false),
+            panic: Padded(Mutex::new(None)),
         }
-    }
-
-    fn inside(&self, thread: usize) -> &AtomicBool {
-        &self.groups[thread / GROUP].inside.0[thread % GROUP]
-    }
-
-    /// The state of a region that is open to this thread, which is then inside.
-    fn enter(&self, thread: usize, served: u64) -> Option<State> {
-        let inside = self.inside(thread);
-        // In one order with the operations of `close`. If we see an open state here, then its closing comes later, and after that
-        // the caller sees that we are inside. It waits before it writes the region again.
-        inside.store(true, Ordering::SeqCst);
-        let state = State(self.front.0.state.load(Ordering::SeqCst));
-        if state.offers(thread, served) {
-            return Some(state);
-        }
-        inside.store(false, Ordering::Release);
-        None
     }
 
     /// Members of a group that are parked and that a region of `n_chunks` has chunks for.
     fn sleeping(&self, group: usize, n_chunks: usize) -> u64 {
-        let wanted = (n_chunks - (group * GROUP).min(n_chunks)).min(GROUP);
-        self.groups[group].parked.0.load(Ordering::SeqCst) & ((1 << wanted) - 1)
+        let wanted = n_chunks.saturating_sub(group * GROUP).min(GROUP);
+        self.groups[group].parked.0.load(Ordering::Relaxed) & ((1 << wanted) - 1)
     }
 
     /// Wakes members of a group for a region of `n_chunks`: all of the caller's own, of any other one, which then wakes its
@@ -338,20 +277,19 @@ fn erase(task: &Task<'_>) -> *const Task<'static> {
 }
 
 /// Claims and runs chunks until none is left. Panics are kept for the caller.
-fn work(shared: &Shared, region: Region, state: State, thread: usize) {
+fn work(shared: &Shared, region: Region, thread: usize) {
     // SAFETY: the caller of `Pool::run` keeps the task alive until the region is closed and nobody
     // is inside; this thread is inside (or is that caller).
     let task = unsafe { &*region.task };
-    let deal = state.deal();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut claims = shared.shares.claims(deal, thread);
+        let mut claims = shared.shares.claims(region.deal, thread);
         while let Some(chunk) = claims.next() {
             task(chunk, thread);
         }
     }));
     if let Err(payload) = outcome {
-        shared.shares.abandon(deal);
-        shared.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        shared.shares.abandon(region.deal);
+        shared.panic.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
     }
 }
 
@@ -362,53 +300,70 @@ fn worker_loop(shared: &Shared, index: usize, cpu: Option<usize>) {
     }
     shared.threads[index].get_or_init(thread::current);
     INSIDE.set(true);
+    let state = &shared.groups[index / GROUP].state.0;
     let mut served = 0u64;
     while !shared.stop.load(Ordering::Acquire) {
-        if !wait(shared, index, served) {
-            park_until_open(shared, index, served);
-            continue;
+        match wait(state, served) {
+            Some(number) => served = number,
+            None => {
+                park_until_open(shared, index, served);
+                continue;
+            }
         }
-        if let Some(state) = shared.enter(index, served) {
-            served = state.number();
-            // SAFETY: entered while open, so the region was published before (`enter` acquires what `open` released)
+        if enter(state, served) {
+            // SAFETY: entered while open, so the region was published before (Acquire in `enter`)
             // and is not written again until this thread has left.
-            let region = unsafe { *shared.front.0.region.get() };
-            work(shared, region, state, index);
-            shared.inside(index).store(false, Ordering::Release);
+            let region = unsafe { *shared.region.0.get() };
+            work(shared, region, index);
+            state.fetch_sub(1, Ordering::Release);
         }
     }
 }
 
-/// Spins a bounded while for a region to serve, anew after each that is not for this thread. Returns whether there is one.
-fn wait(shared: &Shared, thread: usize, served: u64) -> bool {
-    let (mut turns, mut last) = (0, None);
-    while turns < WORKER_SPINS {
-        let state = State(shared.front.0.state.load(Ordering::Acquire));
-        if state.offers(thread, served) {
-            return true;
+/// Whether the state offers a region that this worker has not served.
+fn offered(state: u64, served: u64) -> Option<u64> {
+    let number = state >> NUMBER_AT;
+    (state & OPEN != 0 && number != served).then_some(number)
+}
+
+/// Spins a bounded while for a new region.
+fn wait(state: &AtomicU64, served: u64) -> Option<u64> {
+    for _ in 0..WORKER_SPINS {
+        if let Some(number) = offered(state.load(Ordering::Acquire), served) {
+            return Some(number);
         }
-        turns = if last == Some(state) { turns + 1 } else { 0 };
-        last = Some(state);
         std::hint::spin_loop();
+    }
+    None
+}
+
+/// Counts this thread in if the region is still open.
+fn enter(state: &AtomicU64, number: u64) -> bool {
+    let mut now = state.load(Ordering::Relaxed);
+    while now & OPEN != 0 && now >> NUMBER_AT == number {
+        match state.compare_exchange_weak(now, now + 1, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(other) => now = other,
+        }
     }
     false
 }
 
 fn park_until_open(shared: &Shared, thread: usize, served: u64) {
-    let (group, bit) = (thread / GROUP, 1 << (thread % GROUP));
-    let parked = &shared.groups[group].parked.0;
-    parked.fetch_or(bit, Ordering::SeqCst);
-    let state = State(shared.front.0.state.load(Ordering::SeqCst));
-    if !state.offers(thread, served) && !shared.stop.load(Ordering::SeqCst) {
+    let (index, bit) = (thread / GROUP, 1 << (thread % GROUP));
+    let Group { state, parked } = &shared.groups[index];
+    parked.0.fetch_or(bit, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let is_idle = offered(state.0.load(Ordering::Relaxed), served).is_none();
+    if is_idle && !shared.stop.load(Ordering::Relaxed) {
         thread::park();
     }
-    parked.fetch_and(!bit, Ordering::AcqRel);
-    let state = State(shared.front.0.state.load(Ordering::Acquire));
-    if group != 0 && state.is_open() {
+    parked.0.fetch_and(!bit, Ordering::AcqRel);
+    if index != 0 && state.0.load(Ordering::Acquire) & OPEN != 0 {
         // The caller has woken one of the group alone.
-        let sleeping = shared.sleeping(group, state.n_chunks());
+        let sleeping = parked.0.load(Ordering::Relaxed);
         if sleeping != 0 {
-            shared.wake(group, sleeping);
+            shared.wake(index, sleeping);
         }
     }
 }

@@ -60,8 +60,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "engine/kernels/src",
         &[
-            "shares", "pool", "simd", "slab", "aligned", "format", "tiles", "cpu", "table",
-            "compute", "ops", "probe",
+            "sync", "pinning", "shares", "pool", "simd", "slab", "aligned", "format", "tiles",
+            "cpu", "table", "compute", "ops", "probe",
         ],
     ),
     (

@@ -2,6 +2,7 @@
 //! stage, its turns and what it has of the memory.
 
 pub(crate) mod cgroup;
+pub mod cpu_list;
 pub mod fair_time;
 pub mod ledger;
 pub mod memory;

@@ -10,8 +10,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::cgroup::{Version, folders};
-use crate::config::parse_cpus;
-use crate::host::cpu_ranges;
+use super::cpu_list;
 
 /// A hardware thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -171,7 +170,7 @@ impl Topology {
         }
         let nodes = group(&self.cpus, |cpu| cpu.node).into_iter().map(|(node, cpus)| {
             let cpus: Vec<usize> = cpus.iter().map(|cpu| cpu.number).collect();
-            format!("{node}: CPUs {}", cpu_ranges(&cpus))
+            format!("{node}: CPUs {}", cpu_list::ranges(&cpus))
         });
         lines.push(format!("NUMA nodes: {}", nodes.collect::<Vec<_>>().join("; ")));
         let caches = self.caches.iter().map(|c| format!("{} {} x {}", c.name, c.size, c.count));
@@ -181,7 +180,7 @@ impl Topology {
             self.quota.map(|quota| format!(", time of {quota:.2} cores by the cgroup's quota"));
         lines.push(format!(
             "for this process: CPUs {}{}",
-            cpu_ranges(&allowed),
+            cpu_list::ranges(&allowed),
             quota.unwrap_or_default()
         ));
         lines
@@ -204,7 +203,7 @@ fn group<'a, K: Ord>(cpus: &'a [Cpu], key: impl Fn(&'a Cpu) -> K) -> BTreeMap<K,
 
 /// CPUs of a list; none where the text is no list.
 fn list(text: &str) -> Vec<usize> {
-    parse_cpus(text.trim()).unwrap_or_default()
+    cpu_list::parse(text.trim()).unwrap_or_default()
 }
 
 /// The name of the first processor.

@@ -77,7 +77,7 @@ fn points(rows: &[Row]) -> Vec<Point> {
             memory_gb_per_second: row.limits.map(|limits| limits.memory_gb_per_second),
         }
     };
-    rows.iter().map(|row| point(row)).collect()
+    rows.iter().map(point).collect()
 }
 
 fn print(rows: &[Row], curve: &[Point]) -> Result<()> {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-pub(crate) use real::Ordering;
+pub(crate) use real::{Ordering, fence};
 
 use super::shares::Padded;
 use crate::Rng;
@@ -164,6 +164,10 @@ atomic!(AtomicU64, u64);
 impl AtomicU64 {
     pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
         self.does(Kind::Write, |atomic| atomic.fetch_and(value, order))
+    }
+
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.does(Kind::Write, |atomic| atomic.fetch_sub(value, order))
     }
 
     pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {

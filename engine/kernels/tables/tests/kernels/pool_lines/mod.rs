@@ -16,9 +16,9 @@ use self::sync::{Lines, Mode};
 use crate::Rng;
 
 #[expect(dead_code, reason = "a part of it is for callers that these tests have not")]
-#[path = "../../../src/pool.rs"]
+#[path = "../../../../src/pool.rs"]
 mod pool;
-#[path = "../../../src/shares.rs"]
+#[path = "../../../../src/shares.rs"]
 mod shares;
 mod sync;
 
@@ -35,7 +35,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Regions that are counted together.
 const REGIONS: usize = 5;
 
-/// Threads of a group, and what each does to a line that the group has: it says that it is inside, and that it is not.
+/// Writes of a group's line: its threads count themselves in and out.
 const OF_GROUP: usize = 2 * shares::GROUP;
 
 /// A region in which every thread has chunks of its own and waits in the first one until all have come. So all take part,
@@ -80,7 +80,7 @@ fn no_line_is_written_by_all_threads() {
         );
         // A thread that parks or looks again at a closed region writes once more.
         assert!(lines.busiest <= 2 * REGIONS * OF_GROUP, "{threads} threads: {lines:?}");
-        // Each thread fetches the region twice, its group's lines for its neighbours, and a line of each other group.
+        // Each thread fetches the region, its group's lines for each of its neighbours, and a line of each other group.
         let groups = threads.div_ceil(shares::GROUP);
         let most = threads * (4 + 2 * OF_GROUP + 2 * groups);
         assert!(lines.fetched <= REGIONS * most, "{threads} threads, at most {most}: {lines:?}");
@@ -93,10 +93,10 @@ fn chunks_run_once_in_random_histories() {
     let _mode = Mode::Delays.begin();
     let mut rng = Rng::new(9);
     let mut below = move |n: usize| (rng.bits() >> 33) as usize % n.max(1);
-    for _ in 0..12 {
+    for _ in 0..8 {
         let threads = [2, 3, 5, 8, 9, 12, 17, 33][below(8)];
         let pool = Pool::new(threads, None).expect("threads start");
-        for _ in 0..40 {
+        for _ in 0..30 {
             let most = [4, 20, 2 * threads, 300][below(4)];
             let n_chunks = below(most);
             let bad = if below(20) == 0 { Some(below(n_chunks)) } else { None };
