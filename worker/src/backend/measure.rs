@@ -202,6 +202,8 @@ fn least_seconds(
 
 #[cfg(test)]
 mod tests {
+    use brigade_engine::device::Devices;
+
     use super::*;
 
     #[test]
@@ -214,5 +216,21 @@ mod tests {
             assert!(speed.is_finite() && speed > 0.0, "{gop_per_second:?}");
         }
         assert_eq!(gop_per_second.common(), None, "each class is measured");
+    }
+
+    #[test]
+    fn a_gpu_has_a_speed_for_each_class() {
+        let name = "vulkan:0".parse().unwrap();
+        let device = match Devices::default().open(&name, 1, None) {
+            Ok(device) => device,
+            Err(reason) => return println!("skipped: {reason}"),
+        };
+        // One in software takes too long with the sides of a large model.
+        let sides = Sides { n_rows: 8, out: 64, dim: 512 };
+        let speeds = of_classes(&device, sides, GPU_PRODUCTS).unwrap();
+        for speed in speeds.values() {
+            assert!(speed.is_finite() && speed > 0.0, "{speeds:?}");
+        }
+        assert_eq!(speeds.common(), None, "each class is measured");
     }
 }
