@@ -7,8 +7,7 @@ use brigade_cluster::worker_facts;
 use brigade_engine::kernels::KvType;
 use brigade_gguf::Gguf;
 use brigade_plan::{
-    Balance, ByClass, DraftFacts, LayerFacts, LoadingMemory, ModelFacts, PlanSettings,
-    ProductClass, WorkerFacts, plan,
+    Balance, ByClass, LayerFacts, ModelFacts, PlanSettings, ProductClass, WorkerFacts, plan,
 };
 use brigade_proto::control::{Capabilities, ProductSpeeds};
 use brigade_quant::GgmlType;
@@ -16,7 +15,7 @@ use brigade_spec::{OUTPUT, layer_of};
 use brigade_synth::{Arch, FileType, Shape, Spec};
 use proptest::prelude::*;
 
-use super::plan_random::all_cuts;
+use super::plan_random::{all_cuts, no_layers};
 
 /// The types of weights here.
 const TYPES: [GgmlType; 5] =
@@ -227,18 +226,12 @@ fn any_case() -> impl Strategy<Value = Case> {
             ..LayerFacts::default()
         };
         let facts = ModelFacts {
-            name: "any".to_owned(),
             cut_bytes: vec![0; layers.len()],
             layers: layers.iter().map(layer).collect(),
             embedding_bytes: 1 << 20,
             head_bytes: head_bytes << 20,
             head_elements: by_class(&head),
-            drafts: DraftFacts::default(),
-            scratch_bytes_per_row: 1000,
-            logits_bytes: 4000,
-            loading: LoadingMemory::default(),
-            n_ctx_train: 4096,
-            stored: Default::default(),
+            ..no_layers()
         };
         let layers = layers.into_iter().map(|(_, elements)| elements).collect();
         Case { facts, layers, head }

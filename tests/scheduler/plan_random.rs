@@ -51,19 +51,31 @@ pub fn any_model() -> impl Strategy<Value = ModelFacts> {
     );
     let parts = (prop::collection::vec(layer, 1..8), 0u64..300, 0u64..300, any_of_classes(0..99));
     parts.prop_map(|(layers, embedding, head, head_elements)| ModelFacts {
-        name: "any".to_owned(),
         cut_bytes: (0..layers.len() as u64).map(|i| i * 1000).collect(),
         layers,
         embedding_bytes: embedding << 20,
         head_bytes: head << 20,
         head_elements: head_elements.map(|n| n << 20),
+        ..no_layers()
+    })
+}
+
+/// What random models have in common.
+pub fn no_layers() -> ModelFacts {
+    ModelFacts {
+        name: "any".to_owned(),
+        cut_bytes: Vec::new(),
+        layers: Vec::new(),
+        embedding_bytes: 0,
+        head_bytes: 0,
+        head_elements: ByClass::all(0),
         drafts: DraftFacts::default(),
         scratch_bytes_per_row: 1000,
         logits_bytes: 4000,
         loading: LoadingMemory::default(),
         n_ctx_train: 4096,
         stored: Default::default(),
-    })
+    }
 }
 
 fn any_workers() -> impl Strategy<Value = Vec<WorkerFacts>> {

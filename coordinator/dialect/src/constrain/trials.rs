@@ -1,7 +1,7 @@
 //! Grammars that clients send are compiled before they are used. This module orders and limits these compilations,
 //! and measures them.
 //!
-//! A request is read in the scope of its owner ([`Trials::within`]). There a compilation runs on a thread of the
+//! A request is read in the scope of its owner ([`Trials::within`]). There a compilation runs on a thread of
 //! low priority, and owners take turns ([`Turns`]). A request may compile [`MAX_TRIED_BYTES`]. The limit is in
 //! bytes, so that the load of the machine does not decide whether a request is accepted. Results are remembered for
 //! each owner, so that equal grammars of its requests are compiled once. They are not shared between owners, since
