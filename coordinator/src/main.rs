@@ -1,19 +1,14 @@
 //! The `brigade` binary: it parses the command line, sets up logs, and runs one command.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use brigade_coordinator::cli::{
     Cli, args::LogFormat, arguments, config, config::Refused, correct, hint, is_interrupt,
-    is_unread, log_text::TextFields, no_color, output,
+    is_unread, no_color, output,
 };
+use brigade_process::Lines;
 use brigade_proto::net::with_causes;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use tracing_subscriber::EnvFilter;
-
-/// Large messages come and go with every ubatch; this allocator keeps their pages.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Exit code where options are wrong, as clap has it.
 const WRONG_ARGUMENTS: u8 = 2;
@@ -80,15 +75,9 @@ fn refused(error: &clap::Error, remarks: &[String]) -> ExitCode {
 /// Logs go to standard error: RUST_LOG decides, otherwise the command's own level.
 fn set_up_logs(cli: &Cli) {
     cli.log_format.remember();
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(cli.command.default_log()));
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal() && !no_color())
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
-    match cli.log_format {
-        LogFormat::Text => logs.fmt_fields(TextFields).init(),
-        LogFormat::Json => logs.json().init(),
-    }
+    let lines = match cli.log_format {
+        LogFormat::Text => Lines::Text { colours: !no_color() },
+        LogFormat::Json => Lines::Json,
+    };
+    brigade_process::set_up_logs(cli.command.default_log(), lines);
 }

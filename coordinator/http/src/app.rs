@@ -56,10 +56,11 @@ pub struct App {
     /// Reference count of the model's users: the model is not unloaded while a clone of this is alive.
     pub in_use: Arc<()>,
     /// State that all models of the server share.
-    pub door: Door,
+    pub door: Arc<Door>,
 }
 
-/// State that all models of a server share. Clones share it.
+/// State that all models of a server share. Each request hands it on several times, so it is shared as a whole; a clone
+/// of its own shares it too.
 #[derive(Clone, Debug)]
 pub struct Door {
     /// Renders the text of `/metrics`.
@@ -98,7 +99,7 @@ impl Door {
 
 impl App {
     /// The place of a model of which nothing is known yet. It reads what does not depend on the model, and runs nothing.
-    pub(crate) fn of_no_model(door: Door) -> Self {
+    pub(crate) fn of_no_model(door: Arc<Door>) -> Self {
         let engine = Engine::not_loaded();
         let longest =
             Limits { n_ctx: u32::MAX, n_vocab: u32::MAX, answer: LEAST_ANSWER, encoder: None };

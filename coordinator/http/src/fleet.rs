@@ -67,7 +67,7 @@ pub struct Fleet {
     members: Arc<RwLock<Arc<[Member]>>>,
     source: Option<Arc<dyn Source>>,
     fetcher: Option<Arc<dyn Fetcher>>,
-    door: Door,
+    door: Arc<Door>,
     /// Answers operators about all models together.
     operators: Option<Admin>,
 }
@@ -78,7 +78,7 @@ impl Fleet {
         Self::of(app.door.clone(), vec![Member::fixed(app)])
     }
 
-    fn of(door: Door, members: Vec<Member>) -> Self {
+    fn of(door: Arc<Door>, members: Vec<Member>) -> Self {
         let fixed: Arc<[Member]> = members.into();
         let members = Arc::new(RwLock::new(fixed.clone()));
         Self { fixed, members, source: None, fetcher: None, door, operators: None }
@@ -103,7 +103,7 @@ impl Fleet {
     /// # Errors
     /// Two of `members` have one name.
     pub fn with_source(
-        door: Door,
+        door: Arc<Door>,
         members: Vec<Member>,
         source: Arc<dyn Source>,
         found: Vec<Member>,
@@ -143,7 +143,7 @@ impl Fleet {
     ///
     /// # Errors
     /// Two of `members` have one name.
-    pub fn growing(door: Door, members: Vec<Member>) -> Result<Self, FleetError> {
+    pub fn growing(door: Arc<Door>, members: Vec<Member>) -> Result<Self, FleetError> {
         if members.is_empty() { Ok(Self::of(door, members)) } else { Self::new(members) }
     }
 
@@ -163,7 +163,7 @@ impl Fleet {
     }
 
     /// The state that all models share.
-    pub(crate) fn door(&self) -> &Door {
+    pub(crate) fn door(&self) -> &Arc<Door> {
         &self.door
     }
 

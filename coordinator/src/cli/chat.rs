@@ -11,6 +11,7 @@ mod typed;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use brigade_dialect::text_model::TextModel;
@@ -202,7 +203,7 @@ pub async fn near(
     let max_seqs = options.max_seqs;
     with_session_until(options, CtrlC::OfTheBody, async |session| {
         let metrics = metrics::install().context("cannot install the metrics recorder")?;
-        let door = brigade_http::Door::of_this_process(metrics, CancellationToken::new());
+        let door = Arc::new(brigade_http::Door::of_this_process(metrics, CancellationToken::new()));
         let app = serve::app_of(session, door, max_seqs);
         talk.model = Some(session.model.text.name().to_string());
         let router = router(Fleet::of_one(app), Hosts::of_this_process(), Origins::default());

@@ -41,7 +41,7 @@ use running::interrupt;
 
 pub use options::args;
 pub use options::hub::arguments;
-pub use printing::{log_text, output};
+pub use printing::output;
 
 const AFTER_HELP: &str = "\
 Examples:

@@ -351,7 +351,7 @@ pub async fn execute(args: ServeArgs) -> Result<()> {
 }
 
 /// The handlers' state for the session's model, behind `door`.
-pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
+pub fn app_of(session: &Session, door: Arc<Door>, max_seqs: u32) -> App {
     App {
         engine: session.engine.clone(),
         text: session.model.text.clone(),
@@ -371,7 +371,7 @@ pub fn app_of(session: &Session, door: Door, max_seqs: u32) -> App {
 }
 
 /// The handlers' state for a model that is not loaded.
-fn app_without_line(model: &Model, args: &ServeArgs, door: Door) -> App {
+fn app_without_line(model: &Model, args: &ServeArgs, door: Arc<Door>) -> App {
     let engine = Engine::not_loaded();
     let n_ctx = model.ctx(args.ctx);
     let limits = Limits { n_ctx, n_vocab: model.n_vocab(), answer: LEAST_ANSWER, encoder: None };

@@ -1,15 +1,16 @@
-//! A fast hash without a secret key, for tables whose keys come from the model file.
+//! A fast hash without a secret key, for tables whose keys no client chooses: they come from the model file, or are
+//! addresses of values in memory.
 //!
 //! Prompts only look keys up and never insert any. So no client can make the table slow.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hasher state for `HashMap`s of token texts and of symbol pairs.
-pub(super) type FastHash = BuildHasherDefault<MulHasher>;
+pub(crate) type FastHash = BuildHasherDefault<MulHasher>;
 
 /// Multiplies and rotates eight bytes at a time.
 #[derive(Default)]
-pub(super) struct MulHasher(u64);
+pub(crate) struct MulHasher(u64);
 
 // An odd constant with evenly spread bits: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -36,6 +37,11 @@ impl Hasher for MulHasher {
     #[inline]
     fn write_u8(&mut self, value: u8) {
         self.mix(u64::from(value));
+    }
+
+    #[inline]
+    fn write_usize(&mut self, value: usize) {
+        self.mix(value as u64);
     }
 
     #[inline]

@@ -29,6 +29,7 @@ mod stream;
 mod template;
 #[cfg(test)]
 mod tests;
+mod text_table;
 mod tokenizer;
 mod ugm;
 mod vocab;

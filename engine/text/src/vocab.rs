@@ -3,9 +3,7 @@
 //!
 //! It knows which tokens there are and what they stand for. It does not know how a text is cut into them.
 
-use std::collections::HashMap;
-
-use super::hash::FastHash;
+use super::text_table::TextTable;
 use super::{TextError, bytes};
 
 /// Most tokens a vocabulary may have (the largest published ones have about 260,000).
@@ -121,7 +119,7 @@ pub(super) struct Vocab {
     pub texts: Vec<String>,
     pub attrs: Vec<u8>,
     pub scores: Vec<f32>,
-    pub by_text: HashMap<Box<str>, u32, FastHash>,
+    pub by_text: TextTable,
     pub ids: SpecialIds,
     /// Ids of the tokens that end generation, ascending.
     pub eog: Vec<u32>,
@@ -143,12 +141,12 @@ impl Vocab {
         let attrs = attrs_of(&data.types, n)?;
         let scores = scores_of(std::mem::take(&mut data.scores), n)?;
         let mut texts = std::mem::take(&mut data.tokens);
-        let mut by_text = HashMap::with_capacity_and_hasher(n, FastHash::default());
+        let mut by_text = TextTable::with_capacity(n);
         for (id, text) in texts.iter_mut().enumerate() {
             if text.is_empty() {
                 *text = format!("[EMPTY_{id}]");
             }
-            by_text.insert(text.as_str().into(), id as u32);
+            by_text.insert(text, id as u32);
         }
         let max_len = texts.iter().map(String::len).max().unwrap_or(0);
         Ok(Self {
@@ -177,7 +175,7 @@ impl Vocab {
 
     /// The id of exactly this text.
     pub fn find(&self, text: &str) -> Option<u32> {
-        if text.len() > self.max_len { None } else { self.by_text.get(text).copied() }
+        if text.len() > self.max_len { None } else { self.by_text.get(text) }
     }
 
     /// Whether a token has any of these attributes.

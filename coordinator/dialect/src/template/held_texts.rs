@@ -18,10 +18,16 @@ const MARK_END: &str = "qz";
 const REASONING_ENDS: [&str; 6] =
     ["</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>", "<|inner_suffix|>", "◁/think▷"];
 
+/// What each of them begins with: the search for one of three characters is much faster.
+const END_BEGINS: [char; 3] = ['<', '[', '◁'];
+
 /// The part of a message's text that has to be in the prompt.
 fn wanted(message: &Value) -> &str {
     let text = text_of(message);
     if message.get("role").and_then(Value::as_str) != Some("assistant") {
+        return text.trim();
+    }
+    if !text.contains(END_BEGINS) {
         return text.trim();
     }
     let behind = REASONING_ENDS.iter().filter_map(|end| text.rfind(end).map(|at| at + end.len()));
@@ -139,6 +145,15 @@ mod tests {
         assert_eq!(not_seen(&all, "<u>hi<u>this<a>"), [1], "hi is a part of this");
         let thought = json!({ "role": "assistant", "content": "<think>a</think> b" });
         assert!(not_seen(&[thought], "b").is_empty(), "reasoning may be left out");
+    }
+
+    #[test]
+    fn all_ends_of_reasoning_are_looked_for() {
+        for end in REASONING_ENDS {
+            assert!(end.starts_with(END_BEGINS), "{end}");
+            let thought = json!({ "role": "assistant", "content": format!("a{end} b") });
+            assert_eq!(wanted(&thought), "b");
+        }
     }
 
     #[test]

@@ -90,8 +90,8 @@ impl History {
         if writes_calls {
             return messages.push(Value::Object(message));
         }
-        let text = message.get("content").and_then(Value::as_str).unwrap_or_default().to_string();
-        if message.get("role") == Some(&json!("tool")) {
+        let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+        if message.get("role").and_then(Value::as_str) == Some("tool") {
             let text = format!("{}\n{text}\n{}", RESPONSE.0, RESPONSE.1);
             // Templates want users and assistants to take turns.
             if let Some(Value::Object(last)) = messages.last_mut()
@@ -108,7 +108,8 @@ impl History {
             && !calls.is_empty()
         {
             let mut parts: Vec<String> = Vec::new();
-            parts.extend((!text.is_empty()).then_some(text));
+            let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+            parts.extend((!text.is_empty()).then(|| text.to_string()));
             let functions: Vec<Value> = calls.iter().map(|call| call["function"].clone()).collect();
             parts.push(written(&self.dialect, &functions));
             message.insert("content".to_string(), Value::from(parts.join("\n")));

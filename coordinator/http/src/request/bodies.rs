@@ -5,6 +5,7 @@
 //! small ones out. Its content is parsed on other threads than the driver's, large bodies one at a time. One API key
 //! has a share of all this ([`shares`](crate::clients::shares)).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +54,10 @@ pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
 
 /// Size of a large body. Larger ones are read one at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
+
+/// Longest body that is tokenised where it arrived. It takes less than a millisecond, and two changes of threads more
+/// than the work on a few words.
+pub const SHORT_BODY_BYTES: usize = 1 << 10;
 
 /// How long a body may take.
 #[derive(Clone, Copy, Debug)]
@@ -280,14 +285,32 @@ impl Bodies {
             // The handler may have been dropped: its client left.
             let _ = done.send(result.map(|value| (value, room)));
         });
-        // The cause goes to the log, since a client's request may have provoked it.
-        let failed = |error: &dyn std::fmt::Display| {
-            tracing::error!(%error, "reading a request failed");
-            ApiError::server("an internal error; the server's log says more")
-        };
         tokio::task::spawn_blocking(task).await.map_err(|error| failed(&error))?;
         result.await.map_err(|error| failed(&error))?
     }
+
+    /// As [`Self::read`], for work whose time is in proportion to the body's length, and which compiles no grammar. A
+    /// body of at most [`SHORT_BODY_BYTES`] is read at once, on this thread.
+    pub(crate) async fn read_plain<T: Send + 'static>(
+        &self,
+        body: Taken,
+        text: Arc<TextModel>,
+        work: impl FnOnce(&[u8], &TextModel) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Option<Arc<Part>>), ApiError> {
+        if body.bytes.len() > SHORT_BODY_BYTES {
+            return self.read(body, text, work).await;
+        }
+        // Nothing that the work may have left half done is used afterwards.
+        let read = AssertUnwindSafe(|| work(&body.bytes, &text));
+        let value = catch_unwind(read).map_err(|_| failed(&"the work panicked"))??;
+        Ok((value, body.room))
+    }
+}
+
+/// What a client is told of a fault of ours. The cause goes to the log, since a request may have provoked it.
+fn failed(error: &dyn std::fmt::Display) -> ApiError {
+    tracing::error!(%error, "reading a request failed");
+    ApiError::server("an internal error; the server's log says more")
 }
 
 /// The places of a body that is being read. They are left while it waits for a grammar to be compiled: hostile grammars
@@ -424,6 +447,20 @@ mod tests {
         let reads: Vec<_> = (0..4).map(|_| read(LARGE_BODY_BYTES + 1)).collect();
         for read in reads {
             assert_eq!(read.await.unwrap(), (0, false), "one at a time, and not here");
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn short_bodies_of_plain_work_are_read_where_they_are() {
+        let (bodies, text) = (Bodies::default(), Arc::new(TextModel::sample()));
+        let event_loop = std::thread::current().id();
+        let body = |n: usize| Taken { bytes: Arc::new(vec![b' '; n]), room: None, name: None };
+        for (n, is_here) in [(SHORT_BODY_BYTES, true), (SHORT_BODY_BYTES + 1, false)] {
+            let here = move |_: &[u8], _: &TextModel| Ok(std::thread::current().id() == event_loop);
+            assert_eq!(bodies.read_plain(body(n), text.clone(), here).await.unwrap().0, is_here);
+            let fails = |_: &[u8], _: &TextModel| -> Result<(), ApiError> { panic!("a fault") };
+            let error = bodies.read_plain(body(n), text.clone(), fails).await.unwrap_err();
+            assert_eq!(error.status(), 500, "{}", message(&error));
         }
     }
 }

@@ -4,6 +4,8 @@
 //! check is checked, in every API. Of a model that is not on this machine nothing is known; its requests are refused for
 //! what no model would take.
 
+use std::sync::Arc;
+
 use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware::Next;
@@ -23,7 +25,7 @@ pub(crate) struct Trial {
 
 impl Trial {
     /// The trial of a request; `None`: it needs no line, or the line of its model is up.
-    pub(crate) fn of(request: &Request, model: &Chosen, door: &Door) -> Option<Self> {
+    pub(crate) fn of(request: &Request, model: &Chosen, door: &Arc<Door>) -> Option<Self> {
         // The body of a client that comes back for a stream has nothing new.
         let comes_back = !matches!(position(request.headers()), Ok(None));
         let is_run =

@@ -7,6 +7,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ impl Choice {
     pub(crate) async fn ready(
         self,
         name: &Name,
-        door: &Door,
+        door: &Arc<Door>,
         next: &Next,
     ) -> Result<Ready, ApiError> {
         let Self { mut request, model, head: Head { is_stream, keep, only_unloads, .. } } = self;

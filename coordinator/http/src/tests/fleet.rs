@@ -43,15 +43,15 @@ fn members(models: Vec<Model>, access: Access) -> Vec<Member> {
     models.into_iter().map(|model| Member::fixed(app_behind(model, &door))).collect()
 }
 
-pub(crate) fn app_behind(Model { names, says, status }: Model, door: &Door) -> App {
+pub(crate) fn app_behind(Model { names, says, status }: Model, door: &Arc<Door>) -> App {
     let mut text = TextModel::sample();
     text.set_names(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
     played(Play::TextAndEos(says), status, text, N_CTX, door.clone()).app
 }
 
-pub(crate) fn door(access: Access) -> Door {
+pub(crate) fn door(access: Access) -> Arc<Door> {
     let metrics = PrometheusBuilder::new().build_recorder().handle();
-    Door { access, ..Door::of_this_process(metrics, CancellationToken::new()) }
+    Arc::new(Door { access, ..Door::of_this_process(metrics, CancellationToken::new()) })
 }
 
 fn fleet(models: Vec<Model>, access: Access) -> Router {

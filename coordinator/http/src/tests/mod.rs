@@ -71,7 +71,7 @@ fn server(play: Play, status: Status) -> Server {
 pub(crate) fn server_of(play: Play, status: Status, text: TextModel, n_ctx: u32) -> Server {
     let draining = CancellationToken::new();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
-    let door = Door::of_this_process(metrics, draining.clone());
+    let door = Arc::new(Door::of_this_process(metrics, draining.clone()));
     let Played { app, cancelled, states } = played(play, status, text, n_ctx, door);
     let fleet = Fleet::of_one(app);
     let hosts = Hosts::of_this_process();
@@ -93,7 +93,7 @@ pub(crate) fn played(
     status: Status,
     text: TextModel,
     n_ctx: u32,
-    door: Door,
+    door: Arc<Door>,
 ) -> Played {
     let (engine, ends) = Engine::channel();
     ends.status.send_replace(status);

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use brigade_http::{
@@ -178,13 +179,13 @@ impl Front {
         requests: usize,
         metrics: PrometheusHandle,
         draining: CancellationToken,
-    ) -> Door {
-        Door {
+    ) -> Arc<Door> {
+        Arc::new(Door {
             access: self.access.clone(),
             audit: self.audit.clone(),
             under_way: UnderWay::of_address(self.limits(requests).of_address),
             ..Door::of_this_process(metrics, draining)
-        }
+        })
     }
 
     fn limits(&self, requests: usize) -> ConnectionLimits {

@@ -321,7 +321,7 @@ impl Served {
 
 impl Line {
     /// The handlers' state for it, behind `door`. Requests of the coordinator before this one go on.
-    pub fn open(&mut self, door: Door) -> App {
+    pub fn open(&mut self, door: Arc<Door>) -> App {
         let app = app_of(&self.session, door, self.max_seqs);
         let app = App { journal: self.journal.clone(), keeps: self.keeps, ..app };
         brigade_http::go_on(&app, std::mem::take(&mut self.recovered));

@@ -38,7 +38,7 @@ impl Models {
     /// An address or a folder is invalid.
     pub async fn start(
         served: Vec<Served>,
-        door: &Door,
+        door: &Arc<Door>,
         folder: Option<&Path>,
         args: &ServeArgs,
     ) -> Result<Self> {
@@ -83,7 +83,7 @@ impl Models {
     }
 
     /// All models, for the server's door. Requests of the coordinator before this one go on.
-    pub fn members(&mut self, door: &Door) -> Vec<Member> {
+    pub fn members(&mut self, door: &Arc<Door>) -> Vec<Member> {
         let mut fixed = self.lines.iter_mut().map(|line| Member::fixed(line.open(door.clone())));
         let mut on_demand = self.stable.iter().flat_map(Stable::members);
         let of = |is_on_demand: &bool| if *is_on_demand { on_demand.next() } else { fixed.next() };

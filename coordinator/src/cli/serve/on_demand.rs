@@ -35,7 +35,7 @@ pub struct Stable {
     slots: RwLock<Vec<Option<Arc<Slot>>>>,
     /// Memory of this machine for all of them.
     pub(super) memory: Arc<Memory>,
-    pub(super) door: Door,
+    pub(super) door: Arc<Door>,
     /// Orders and quarantines that hold over restarts.
     standings: Standings,
     turns: Mutex<Turns>,
@@ -83,7 +83,7 @@ impl Stable {
         all: Vec<Served>,
         budget: u64,
         max_loaded: Option<usize>,
-        door: Door,
+        door: Arc<Door>,
         standings: Standings,
     ) -> anyhow::Result<Arc<Self>> {
         let slot = |(at, served)| {

@@ -160,7 +160,7 @@ impl Slot {
     pub fn new(
         at: usize,
         served: Served,
-        door: &Door,
+        door: &Arc<Door>,
         standings: &Standings,
     ) -> anyhow::Result<Self> {
         let standing = standing_of(standings, &served);

@@ -16,6 +16,7 @@ use minijinja::value::{DynObject, ObjectRepr, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
 use super::list::List;
+use crate::hash::FastHash;
 
 /// Bytes of text and lists that any template may hold at a time. The memory is at most three times as much: buffers
 /// grow to twice their contents, and are copied at the end.
@@ -70,7 +71,7 @@ pub struct Meter {
     /// Length of the right operand of the addition that comes next, where it is a list.
     right_len: Option<usize>,
     /// Texts and lists that were counted, by their addresses: what only this table holds is taken off again.
-    held: HashMap<usize, Held>,
+    held: HashMap<usize, Held, FastHash>,
 }
 
 /// A text or a list whose holders can be counted.
@@ -144,7 +145,7 @@ impl Meter {
             work_limit,
             work_left: work_limit,
             right_len: None,
-            held: HashMap::new(),
+            held: HashMap::default(),
         }
     }
 

@@ -70,7 +70,7 @@ pub(crate) async fn tokenize(
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let body = app.door.bodies.take(request).await?;
-    let read = app.door.bodies.read(body, app.text.clone(), tokens_of);
+    let read = app.door.bodies.read_plain(body, app.text.clone(), tokens_of);
     let (json, room) = read.await?;
     Ok(answer(json, room))
 }
@@ -153,7 +153,7 @@ pub(crate) async fn detokenize(
     request: Request,
 ) -> Result<Response<Body>, ApiError> {
     let body = app.door.bodies.take(request).await?;
-    let read = app.door.bodies.read(body, app.text.clone(), |bytes, text| {
+    let read = app.door.bodies.read_plain(body, app.text.clone(), |bytes, text| {
         let mut fields = Fields::parse(bytes)?;
         let tokens: Vec<u32> = fields.require("tokens")?;
         end(fields, text)?;

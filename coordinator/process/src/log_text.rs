@@ -55,7 +55,7 @@ fn message(value: &dyn Debug) -> String {
 
 /// Whether a character shows as itself.
 fn is_printable(c: char) -> bool {
-    matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
+    c.is_ascii_graphic() || c == ' ' || c.escape_debug().len() == 1
 }
 
 /// Whether a text is one string between quotes, with its own quotes escaped.
