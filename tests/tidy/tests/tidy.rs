@@ -45,7 +45,7 @@ const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "node_modules", ".venv", "__p
 const KINDS_OF_DEVICES: &str = "engine/src/device/kinds.rs";
 const A_DEVICE_MAY_NEED: &[&str] = &["ops", "quant", "shapes"];
 /// For each crate folder: the crates of ours that its `[dependencies]` may name, so that a change compiles little.
-const MAY_NEED: [(&str, &[&str]); 36] = [
+const MAY_NEED: [(&str, &[&str]); 37] = [
     ("engine/sampling", &[]),
     ("engine/shapes", &[]),
     ("proto", &["sampling"]),
