@@ -1718,6 +1718,29 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "LoadAhead"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Ends what they began or loaded, in the line's epoch: the next line does not come. The stage that computes stays. A worker
+        /// of an earlier release does not know it, and has what it loaded until the next order.
+        pub async fn forget_ahead(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnloadReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::CountedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/brigade.control.Worker/ForgetAhead",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("brigade.control.Worker", "ForgetAhead"));
+            self.inner.unary(req, path, codec).await
+        }
         /// The heartbeat, answered beside the executor: a slow stage is not a hung one.
         pub async fn health(
             &mut self,
@@ -1929,6 +1952,12 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::LoadRequest>,
         ) -> std::result::Result<tonic::Response<Self::LoadAheadStream>, tonic::Status>;
+        /// Ends what they began or loaded, in the line's epoch: the next line does not come. The stage that computes stays. A worker
+        /// of an earlier release does not know it, and has what it loaded until the next order.
+        async fn forget_ahead(
+            &self,
+            request: tonic::Request<super::UnloadRequest>,
+        ) -> std::result::Result<tonic::Response<super::UnloadReply>, tonic::Status>;
         /// The heartbeat, answered beside the executor: a slow stage is not a hung one.
         async fn health(
             &self,
@@ -2438,6 +2467,49 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/brigade.control.Worker/ForgetAhead" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForgetAheadSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::UnaryService<super::UnloadRequest>
+                    for ForgetAheadSvc<T> {
+                        type Response = super::UnloadReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnloadRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::forget_ahead(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForgetAheadSvc(inner);
+                        let codec = crate::codec::CountedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -228,6 +228,13 @@ impl Worker for Calls {
         refused()
     }
 
+    async fn forget_ahead(
+        &self,
+        _: Request<UnloadRequest>,
+    ) -> Result<Response<UnloadReply>, Status> {
+        refused()
+    }
+
     async fn unload(&self, _: Request<UnloadRequest>) -> Result<Response<UnloadReply>, Status> {
         Ok(Response::new(UnloadReply {}))
     }

@@ -139,6 +139,8 @@ pub(super) struct Supervisor {
     next_line: Option<NextLine>,
     /// The task that loads ahead; one at most.
     loading_ahead: JoinSet<Result<Ahead, String>>,
+    /// Tasks that tell workers to let go of what they loaded for a line that does not come.
+    forgetting: JoinSet<()>,
     /// A planned change whose line is taken down.
     change: Option<Change>,
     /// The task that waits until the line that is up is settled; one at most.
@@ -191,6 +193,7 @@ impl Supervisor {
             heartbeats: Heartbeats::default(),
             next_line: None,
             loading_ahead: JoinSet::new(),
+            forgetting: JoinSet::new(),
             change: None,
             settling: JoinSet::new(),
             rebalancing: Rebalancing::default(),

@@ -317,6 +317,17 @@ impl worker_server::Worker for ControlService {
         Ok(Response::new(self.loading(request, true).await?))
     }
 
+    async fn forget_ahead(
+        &self,
+        request: Request<UnloadRequest>,
+    ) -> Result<Response<UnloadReply>, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        let UnloadRequest { epoch, coordinator_id } = request;
+        self.turn(&from, &coordinator_id).await?;
+        self.worker.forget_ahead(&coordinator_id, epoch)?;
+        Ok(Response::new(UnloadReply {}))
+    }
+
     async fn unload(
         &self,
         request: Request<UnloadRequest>,

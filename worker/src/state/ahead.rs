@@ -174,6 +174,22 @@ impl Worker {
         })
     }
 
+    /// Lets go of what was prepared or loaded ahead, and of what is being loaded. The stage that computes stays.
+    ///
+    /// # Errors
+    /// The session's refusals, and WrongPhase where no stage computes.
+    pub fn forget_ahead(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
+        let forgotten = {
+            let mut inner = self.inner();
+            inner.running(coordinator_id, epoch)?;
+            inner.ahead.take()
+        };
+        // Freeing weights takes time, and nobody waits for it.
+        let nbytes = forgotten.and_then(Ahead::into_weights).map_or(0, |weights| weights.nbytes);
+        tracing::info!(epoch, nbytes, "what was loaded ahead is not needed");
+        Ok(())
+    }
+
     /// Whether a blob belongs to the stage that is prepared ahead.
     pub(super) fn wants_ahead(inner: &Inner, blob: &brigade_proto::control::Blob) -> bool {
         inner.ahead.as_ref().is_some_and(|ahead| ahead.order.wants(blob))

@@ -71,6 +71,32 @@ async fn the_next_stage_is_sent_nothing() {
 }
 
 #[tokio::test]
+async fn what_a_line_that_does_not_come_loaded_is_forgotten() {
+    let dir = scratch();
+    let model = Model::open(&synth_model(&dir, "Q8_0"));
+    let workers = real_workers(2);
+    let mut line = Line::open(&workers, &model, &[0, 2, 4], 1).await;
+    line.open_slot(0).await;
+    line.prefill(0).await;
+    let mut control = Client::connect(&workers[0], "c", 1).await;
+    control.prepare_ahead(whole(&control, &model, false)).await.unwrap();
+    control.load_ahead().await.unwrap();
+    let mut later = Client::connect(&workers[0], "c", 2).await;
+    assert_eq!(later.forget_ahead().await.unwrap_err().kind(), FailureKind::StaleEpoch);
+    control.forget_ahead().await.unwrap();
+    let forgotten = control.load_ahead().await.unwrap_err();
+    assert_eq!(forgotten.kind(), FailureKind::WrongPhase, "{forgotten}");
+    // The line that runs has noticed nothing.
+    assert_eq!(line.go_on(0).await.len(), MORE.len());
+    // Once more, while nothing is there to forget.
+    control.forget_ahead().await.unwrap();
+    drop(line);
+    later.prepare(whole(&later, &model, false)).await.unwrap();
+    let facts = later.load().await.unwrap();
+    assert!(facts.read_bytes > 0, "{facts:?}");
+}
+
+#[tokio::test]
 async fn only_a_line_that_is_up_loads_ahead_and_only_in_its_epoch() {
     let dir = scratch();
     let model = Model::open(&synth_model(&dir, "Q8_0"));

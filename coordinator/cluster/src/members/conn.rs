@@ -14,7 +14,8 @@ use brigade_proto::capability::{
 };
 use brigade_proto::control::worker_client::WorkerClient;
 use brigade_proto::control::{
-    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, RetireRequest, UnloadRequest,
+    Capabilities, HealthReply, HealthRequest, HelloRequest, Phase, RetireRequest, UnloadReply,
+    UnloadRequest,
 };
 use brigade_proto::copies::SettleRequest;
 use brigade_proto::copies::copies_client::CopiesClient;
@@ -26,7 +27,7 @@ use bytes::Bytes;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tonic::Status;
+use tonic::{Response, Status};
 
 use crate::members::pulse::Pulse;
 use crate::members::reach::Reach;
@@ -451,15 +452,37 @@ impl Conn {
 
     /// Ends an epoch there, as far as the worker still listens.
     pub async fn unload(&self, epoch: u64) {
-        let request = UnloadRequest { epoch, coordinator_id: self.coordinator_id.clone() };
-        match timeout(UNLOAD_WITHIN, self.control().unload(request)).await {
+        let request = self.unload_request(epoch);
+        self.unloaded("its stage", self.control().unload(request)).await;
+    }
+
+    /// Ends what the worker loads, or has loaded, for a next line that does not come. Its stage on the line of `epoch`
+    /// stays.
+    pub async fn forget_ahead(&self, epoch: u64) {
+        let request = self.unload_request(epoch);
+        self.unloaded("what it loaded for the next line", self.control().forget_ahead(request))
+            .await;
+    }
+
+    fn unload_request(&self, epoch: u64) -> UnloadRequest {
+        UnloadRequest { epoch, coordinator_id: self.coordinator_id.clone() }
+    }
+
+    /// Waits for the worker to unload `what`. What it answers changes nothing here.
+    async fn unloaded(
+        &self,
+        what: &str,
+        answer: impl Future<Output = Result<Response<UnloadReply>, Status>>,
+    ) {
+        match timeout(UNLOAD_WITHIN, answer).await {
             Ok(Ok(_)) => {}
             Ok(Err(status)) => {
-                tracing::debug!(worker = self.name, %status, "a worker refuses to unload its stage");
+                tracing::debug!(worker = self.name, what, %status, "a worker refuses to unload");
             }
             Err(_) => tracing::warn!(
                 worker = self.name,
-                "a worker does not answer the request to unload its stage"
+                what,
+                "a worker does not answer the request to unload"
             ),
         }
     }

@@ -71,7 +71,10 @@ impl Supervisor {
         let holders = self.all_conns();
         let order =
             ahead::Order { conns, model, options, running, running_epoch, holders, identity };
+        let forgetting = std::mem::take(&mut self.forgetting);
         self.loading_ahead.spawn(async move {
+            // A worker that forgets later would forget this line.
+            forgetting.join_all().await;
             let loading = async { ahead::load(order).await.map_err(|error| error.to_string()) };
             let Some(within) = within else { return loading.await };
             let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
@@ -121,6 +124,7 @@ impl Supervisor {
         self.ordered = None;
         tracing::info!(what = coming.what, why, "a change of the line is given up");
         self.free_spares(coming.spare_epoch);
+        self.forget_ahead();
         // Its order is refused, so that it may have layers as before.
         if let Some(member) = coming.drains.and_then(|id| self.members.get_mut(&id)) {
             member.undrain();
@@ -129,6 +133,15 @@ impl Supervisor {
             let text = format!("it is given up: {why}; ask again if it is still wanted");
             // The client may have gone.
             let _ = asked.reply.send(Err(Refused(text)));
+        }
+    }
+
+    /// Workers of the line that runs let go of what they loaded for the next one.
+    fn forget_ahead(&mut self) {
+        let Line::Up { stages, .. } = &self.line else { return };
+        for conn in stages.iter().filter_map(|id| self.members.get(id)?.conn()) {
+            let (conn, epoch) = (conn.clone(), self.epoch);
+            self.forgetting.spawn(async move { conn.forget_ahead(epoch).await });
         }
     }
 

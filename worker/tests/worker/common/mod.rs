@@ -275,6 +275,12 @@ impl Client {
         soon(self.control.health(request)).await.unwrap().into_inner()
     }
 
+    pub async fn forget_ahead(&mut self) -> Result<(), Failure> {
+        let request = UnloadRequest { epoch: self.epoch, coordinator_id: self.id.clone() };
+        let reply = soon(self.control.forget_ahead(request)).await;
+        reply.map(|_| ()).map_err(|s| Failure::from_status(&s))
+    }
+
     pub async fn unload(&mut self) -> Result<(), Failure> {
         let request = UnloadRequest { epoch: self.epoch, coordinator_id: self.id.clone() };
         let reply = soon(self.control.unload(request)).await;
