@@ -778,7 +778,7 @@ pub struct RestoreReply {}
 #[repr(i32)]
 pub enum Feature {
     Unspecified = 0,
-    /// PrepareAhead and LoadAhead.
+    /// PrepareAhead, LoadAhead and ForgetAhead.
     LoadAhead = 1,
     /// Low-rank adapters beside the model: their headers behind those of the model's files, their tensors in the manifest
     /// with the adapter's number behind their names ("blk.0.attn_q.weight.lora_a@0"), and AdaptOp.
@@ -1670,7 +1670,7 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "Unload"));
             self.inner.unary(req, path, codec).await
         }
-        /// PrepareAhead and LoadAhead are for a worker on a line that runs, and only where its capabilities name
+        /// PrepareAhead, LoadAhead and ForgetAhead are for a worker on a line that runs, and only where its capabilities name
         /// FEATURE_LOAD_AHEAD. In the line's epoch, beside its ubatches, they find, push and load into memory what the worker's
         /// stage of the next line lacks. The Load of a later epoch takes it from there. A second order takes the place of the first.
         pub async fn prepare_ahead(
@@ -1718,8 +1718,7 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("brigade.control.Worker", "LoadAhead"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Ends what they began or loaded, in the line's epoch: the next line does not come. The stage that computes stays. A worker
-        /// of an earlier release does not know it, and has what it loaded until the next order.
+        /// Ends and frees what they began or loaded: the next line does not come. The stage that computes stays.
         pub async fn forget_ahead(
             &mut self,
             request: impl tonic::IntoRequest<super::UnloadRequest>,
@@ -1935,7 +1934,7 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::UnloadRequest>,
         ) -> std::result::Result<tonic::Response<super::UnloadReply>, tonic::Status>;
-        /// PrepareAhead and LoadAhead are for a worker on a line that runs, and only where its capabilities name
+        /// PrepareAhead, LoadAhead and ForgetAhead are for a worker on a line that runs, and only where its capabilities name
         /// FEATURE_LOAD_AHEAD. In the line's epoch, beside its ubatches, they find, push and load into memory what the worker's
         /// stage of the next line lacks. The Load of a later epoch takes it from there. A second order takes the place of the first.
         async fn prepare_ahead(
@@ -1952,8 +1951,7 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::LoadRequest>,
         ) -> std::result::Result<tonic::Response<Self::LoadAheadStream>, tonic::Status>;
-        /// Ends what they began or loaded, in the line's epoch: the next line does not come. The stage that computes stays. A worker
-        /// of an earlier release does not know it, and has what it loaded until the next order.
+        /// Ends and frees what they began or loaded: the next line does not come. The stage that computes stays.
         async fn forget_ahead(
             &self,
             request: tonic::Request<super::UnloadRequest>,

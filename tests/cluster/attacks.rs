@@ -106,13 +106,14 @@ pub async fn says_hello(who: &Somebody, to: &Address) -> Seen {
 }
 
 /// The calls of the control service.
-const ALL_CALLS: [&str; 13] = [
+const ALL_CALLS: [&str; 14] = [
     "Hello",
     "Health",
     "Prepare",
     "Load",
     "PrepareAhead",
     "LoadAhead",
+    "ForgetAhead",
     "Unload",
     "Snapshot",
     "PushTensors",
@@ -145,6 +146,10 @@ pub async fn calls(who: &Somebody, to: &Address, call: &str) -> Seen {
         "LoadAhead" => {
             let request = LoadRequest { epoch: 1, coordinator_id };
             answer(client.load_ahead(request).await.map(quiet))
+        }
+        "ForgetAhead" => {
+            let request = UnloadRequest { epoch: 1, coordinator_id };
+            answer(client.forget_ahead(request).await)
         }
         "Unload" => answer(client.unload(UnloadRequest { epoch: 1, coordinator_id }).await),
         "Snapshot" => {
@@ -468,6 +473,7 @@ async fn as_another_coordinator(scene: &Scene, table: &mut Table) {
     table.enter("a second coordinator wants the worker", "(key ", seen);
     for (call, words) in [
         ("Unload", "does not hold"),
+        ("ForgetAhead", "does not hold"),
         ("Drain", "Forbidden"),
         ("Load", "does not hold"),
         ("Retire", "does not hold"),

@@ -1,11 +1,12 @@
 //! A fast hash without a secret key, for tables whose keys no client chooses: they come from the model file, or are
 //! addresses of values in memory.
 //!
-//! Prompts only look keys up and never insert any. So no client can make the table slow.
+//! A prompt only looks up texts and inserts none, and where a value lies is not for its writer to choose. So no client can
+//! make such a table slow.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hasher state for `HashMap`s of token texts and of symbol pairs.
+/// Hasher state for `HashMap`s of token texts, of symbol pairs and of addresses.
 pub(crate) type FastHash = BuildHasherDefault<MulHasher>;
 
 /// Multiplies and rotates eight bytes at a time.

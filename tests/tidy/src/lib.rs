@@ -3,5 +3,6 @@
 
 pub mod contexts;
 pub mod devices;
+pub mod manifests;
 pub mod modules;
 pub mod parameters;

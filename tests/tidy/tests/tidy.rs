@@ -4,11 +4,12 @@
 //! It reads the source tree as text, and lists every violation, not just the first. It knows comments, string
 //! literals and modules' names, and nothing else of Rust's grammar.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use brigade_tidy::devices::devices;
+use brigade_tidy::manifests::{self, locked};
 use brigade_tidy::modules::{self, code_of};
 
 /// Longest `.rs` file in lines.
@@ -166,11 +167,7 @@ fn has_word(code: &str, word: &str) -> bool {
 
 /// Names in the `[dependencies]` section of a crate's manifest.
 fn dependencies(krate: &str) -> Vec<String> {
-    let manifest = read(&format!("{krate}/Cargo.toml"));
-    let section = manifest.lines().skip_while(|l| l.trim() != "[dependencies]").skip(1);
-    let lines = section.take_while(|l| !l.starts_with('['));
-    let names = lines.filter(|l| !l.trim().is_empty() && !l.starts_with('#'));
-    names.map(|l| l.split(['.', ' ', '=']).next().unwrap_or_default().to_string()).collect()
+    manifests::dependencies(&read(&format!("{krate}/Cargo.toml")))
 }
 
 #[test]
@@ -428,25 +425,10 @@ fn readme_and_ci_call_the_same_commands() {
     none("documents and CI disagree", &wrong);
 }
 
-/// Names of the packages of a lock file, each with those that it needs.
-fn locked(name: &str) -> BTreeMap<String, Vec<String>> {
-    let quoted = |line: &str| line.split(['"', ' ']).nth(1).unwrap_or_default().to_string();
-    let lock = read(name);
-    let mut packages = BTreeMap::<String, Vec<String>>::new();
-    for package in lock.split("[[package]]").skip(1) {
-        let name = package.lines().find(|line| line.starts_with("name = "));
-        let name = name.and_then(|line| line.split('"').nth(1)).expect("a package has a name");
-        let needs = package.lines().filter(|line| line.starts_with(" \""));
-        let needs = needs.map(|line| quoted(line.trim_start()));
-        packages.entry(name.to_string()).or_default().extend(needs);
-    }
-    packages
-}
-
 /// The names of the packages that the release profile compiles at a level of their own.
 #[test]
 fn the_profile_names_crates_that_there_are() {
-    let (manifest, lock) = (read("Cargo.toml"), locked("Cargo.lock"));
+    let (manifest, lock) = (read("Cargo.toml"), locked(&read("Cargo.lock")));
     let named = manifest
         .lines()
         .filter_map(|line| line.strip_prefix("[profile.release.package.")?.strip_suffix(']'));
@@ -480,11 +462,18 @@ fn unit_tests_need_what_their_crate_needs() {
 /// crates of ours.
 #[test]
 fn fuzz_targets_lock_what_the_crates_need() {
-    let (ours, theirs) = (locked("Cargo.lock"), locked("tests/fuzz/Cargo.lock"));
+    let (ours, theirs) = (locked(&read("Cargo.lock")), locked(&read("tests/fuzz/Cargo.lock")));
     let crates = may_need().into_iter().filter(|(krate, _)| !krate.starts_with("tests"));
-    let mut wanted: Vec<String> = crates.flat_map(|(krate, _)| dependencies(&krate)).collect();
+    let (mut seen, mut missing, mut wanted) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for (krate, _) in crates {
+        let manifest = read(&format!("{krate}/Cargo.toml"));
+        let (name, needs) = (manifests::name(&manifest), manifests::dependencies(&manifest));
+        let has = theirs.get(&name).cloned().unwrap_or_default();
+        let lacks = needs.iter().filter(|needed| !has.contains(needed));
+        missing.extend(lacks.map(|needed| format!("{needed} of {name}")));
+        wanted.extend(needs);
+    }
     assert!(wanted.len() > 40, "{wanted:?}");
-    let (mut seen, mut missing) = (BTreeSet::new(), Vec::new());
     while let Some(name) = wanted.pop() {
         // Our own crates' lists have in them what their tests need; loom is for a test build of others that nobody makes.
         if name.starts_with("brigade-") || name == "loom" || !seen.insert(name.clone()) {

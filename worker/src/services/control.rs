@@ -324,7 +324,7 @@ impl worker_server::Worker for ControlService {
         let (from, request) = (Origin::of(&request), request.into_inner());
         let UnloadRequest { epoch, coordinator_id } = request;
         self.turn(&from, &coordinator_id).await?;
-        self.worker.forget_ahead(&coordinator_id, epoch)?;
+        self.worker.forget_ahead(&coordinator_id, epoch).await?;
         Ok(Response::new(UnloadReply {}))
     }
 

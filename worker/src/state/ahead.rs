@@ -66,6 +66,16 @@ impl Inner {
         self.ahead_weights().map_or(0, |weights| weights.nbytes)
     }
 
+    /// Why something that was ahead is not there any more, for the call that was about it.
+    fn overtaken(&self, coordinator_id: &str, epoch: u64) -> Failure {
+        if !self.session.is_at(coordinator_id, epoch) {
+            return over(epoch, &self.session);
+        }
+        let why =
+            "the change for which this was to be loaded was given up, or another took its place";
+        Failure::refusal(FailureKind::WrongPhase, why)
+    }
+
     pub(super) fn ahead_weights(&self) -> Option<&AheadWeights> {
         self.ahead.as_ref()?.weights.as_ref()
     }
@@ -95,6 +105,7 @@ impl Worker {
         order: Order,
     ) -> Result<PrepareReply, Failure> {
         let order = Arc::new(order);
+        let before;
         let (held, had, of_layers, given_up) = {
             let mut inner = self.inner();
             let resident = inner.running(coordinator_id, epoch)?;
@@ -110,11 +121,11 @@ impl Worker {
                 weights: None,
                 pinned: None,
             };
-            // The former order is cancelled.
-            let before = inner.ahead.replace(ahead);
-            before.inspect(|before| before.given_up.cancel());
-            (held, had.start as usize..had.end as usize, of_layers.unwrap_or_default(), given_up)
+            let had = had.start as usize..had.end as usize;
+            before = inner.ahead.replace(ahead);
+            (held, had, of_layers.unwrap_or_default(), given_up)
         };
+        self.let_go(before).await;
         tracing::info!(epoch, model = order.model_name, "prepare ahead");
         let located = self.locate(order.clone(), held.clone(), Purpose::Ahead, given_up).await?;
         // The memory is granted again when it loads.
@@ -122,7 +133,7 @@ impl Worker {
         let mut inner = self.inner();
         let has_pinned = pinned.is_some();
         let ahead = inner.ahead.as_mut().filter(|ahead| Arc::ptr_eq(&ahead.order, &order));
-        let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
+        let Some(ahead) = ahead else { return Err(inner.overtaken(coordinator_id, epoch)) };
         (ahead.has, ahead.in_memory) = stays(&order, &held, had, &of_layers);
         ahead.pinned = pinned;
         if has_pinned {
@@ -155,14 +166,20 @@ impl Worker {
         };
         let started = Instant::now();
         let (loader, loading) = (self.loader.clone(), order.clone());
-        let work = move || load(&loader, &loading, &in_memory, room, &given_up, progress);
+        // Of the thread, which goes on where this call is given up.
+        let alone = self.loads_ahead.clone().lock_owned().await;
+        let work = move || {
+            let _alone = alone;
+            load(&loader, &loading, &in_memory, room, &given_up, progress)
+        };
         let (weights, pinned, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
-        let mut inner = self.inner();
-        let current = inner.session.is_at(coordinator_id, epoch);
-        let ahead = inner.ahead.as_mut().filter(|a| current && Arc::ptr_eq(&a.order, &order));
-        let Some(ahead) = ahead else { return Err(over(epoch, &inner.session)) };
-        (ahead.weights, ahead.pinned) = (Some(weights), pinned);
+        if let Err((refusal, weights)) =
+            self.loaded_ahead(coordinator_id, epoch, &order, weights, pinned)
+        {
+            freed(weights).await;
+            return Err(refusal);
+        }
         let seconds = started.elapsed().as_secs_f64();
         tracing::info!(epoch, nbytes, read_bytes, ms = (seconds * 1e3) as u64, "loaded ahead");
         Ok(LoadedFacts {
@@ -174,20 +191,54 @@ impl Worker {
         })
     }
 
-    /// Lets go of what was prepared or loaded ahead, and of what is being loaded. The stage that computes stays.
+    /// Notes what was loaded for an order, if that is still wanted.
+    fn loaded_ahead(
+        &self,
+        coordinator_id: &str,
+        epoch: u64,
+        order: &Arc<Order>,
+        weights: AheadWeights,
+        pinned: Option<Pinned>,
+    ) -> Result<(), (Failure, AheadWeights)> {
+        let mut inner = self.inner();
+        let current = inner.session.is_at(coordinator_id, epoch);
+        let ahead = inner.ahead.as_mut().filter(|a| current && Arc::ptr_eq(&a.order, order));
+        match ahead {
+            Some(ahead) => {
+                (ahead.weights, ahead.pinned) = (Some(weights), pinned);
+                Ok(())
+            }
+            None => Err((inner.overtaken(coordinator_id, epoch), weights)),
+        }
+    }
+
+    /// Lets go of what was prepared or loaded ahead, and of what is being loaded. It is freed when this returns. The stage
+    /// that computes stays.
     ///
     /// # Errors
     /// The session's refusals, and WrongPhase where no stage computes.
-    pub fn forget_ahead(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
+    pub async fn forget_ahead(&self, coordinator_id: &str, epoch: u64) -> Result<(), Failure> {
         let forgotten = {
             let mut inner = self.inner();
             inner.running(coordinator_id, epoch)?;
+            // What was fetched for its order, whose hashes were not known before.
+            inner.fetched.clear();
             inner.ahead.take()
         };
-        // Freeing weights takes time, and nobody waits for it.
-        let nbytes = forgotten.and_then(Ahead::into_weights).map_or(0, |weights| weights.nbytes);
-        tracing::info!(epoch, nbytes, "what was loaded ahead is not needed");
+        if let Some(forgotten) = &forgotten {
+            let nbytes = forgotten.weights.as_ref().map_or(0, |weights| weights.nbytes);
+            tracing::info!(epoch, nbytes, "the next line does not come: its weights are let go");
+        }
+        self.let_go(forgotten).await;
         Ok(())
+    }
+
+    /// Ends what loads ahead, and frees what was loaded. Both are done when this returns.
+    pub(super) async fn let_go(&self, ahead: Option<Ahead>) {
+        let Some(ahead) = ahead else { return };
+        ahead.given_up.cancel();
+        let _nothing_loads = self.loads_ahead.lock().await;
+        freed(ahead).await;
     }
 
     /// Whether a blob belongs to the stage that is prepared ahead.
@@ -242,6 +293,12 @@ fn load(
     let loaded = loader.load_ahead(order, found, room, given_up, count)?;
     let LoadedAhead { kept, nbytes, read_bytes, held, pinned } = loaded;
     Ok((AheadWeights { key, kept, nbytes, held }, pinned, read_bytes))
+}
+
+/// Frees something large beside the threads of the network, on which lanes and heartbeats wait.
+async fn freed<T: Send + 'static>(large: T) {
+    // A panic of freeing was printed, and there is nothing to be done.
+    let _ = tokio::task::spawn_blocking(move || drop(large)).await;
 }
 
 /// Runs work that pins its thread: one of the runtime's would stay pinned.

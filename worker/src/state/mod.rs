@@ -58,6 +58,8 @@ pub struct Worker {
     inner: Mutex<Inner>,
     /// The lock for loading, unloading and resetting.
     stage_change: tokio::sync::Mutex<()>,
+    /// The lock of the thread that loads ahead.
+    loads_ahead: Arc<tokio::sync::Mutex<()>>,
     lane_ended: Notify,
     stop: CancellationToken,
     readings: report::Readings,
@@ -114,6 +116,7 @@ impl Worker {
             network,
             inner: Mutex::new(inner),
             stage_change: tokio::sync::Mutex::default(),
+            loads_ahead: Arc::default(),
             lane_ended: Notify::new(),
             stop,
             readings: report::Readings::default(),
@@ -237,7 +240,8 @@ impl Worker {
     ) -> Result<(), Failure> {
         self.open_copies(order).await?;
         if self.reuse(order).await? {
-            self.inner().ahead = None;
+            let unneeded = self.inner().ahead.take();
+            self.let_go(unneeded).await;
             return Ok(());
         }
         let (held, in_memory) = (self.held_tensors(order), self.in_memory(order));
@@ -362,16 +366,16 @@ impl Worker {
         }
         let _alone = self.stage_change.lock().await;
         // A new epoch may have begun since. It may want the stage that is still here, and its copies.
-        let stage = {
+        let (stage, ahead) = {
             let mut inner = self.inner();
             let is_idle = inner.session.phase() == Phase::Idle;
             if is_idle {
-                inner.ahead = None;
                 self.copies.clear();
                 self.copies.parting.clear();
             }
-            if is_idle { inner.resident.take() } else { None }
+            if is_idle { (inner.resident.take(), inner.ahead.take()) } else { (None, None) }
         };
+        self.let_go(ahead).await;
         if let Some(resident) = stage {
             self.free(resident).await?;
         }

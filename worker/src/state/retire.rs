@@ -20,13 +20,14 @@ impl Worker {
         epoch: u64,
         line_keys: Vec<KeyId>,
     ) -> Result<(), Failure> {
-        {
+        let ahead = {
             let mut inner = self.inner();
             inner.session.retire(Instant::now(), coordinator_id, epoch)?;
             inner.begin_epoch(&self.stop);
             inner.beside = Some(line_keys);
-            inner.ahead = None;
-        }
+            inner.ahead.take()
+        };
+        self.let_go(ahead).await;
         let _alone = self.stage_change.lock().await;
         let resident = {
             let mut inner = self.inner();

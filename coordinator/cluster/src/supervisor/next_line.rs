@@ -1,5 +1,6 @@
 //! The supervisor's part about a change that is on its way: while the line runs, the next one loads.
 
+use brigade_proto::control::Feature;
 use brigade_proto::task;
 use std::ops::Range;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tokio::time::timeout;
 use super::{Line, Supervisor};
 use crate::building::ahead::{self, Ahead};
 use crate::members::conn::Conn;
+use crate::members::facts;
 use crate::members::placed_stage::Identity;
 use crate::reconcile::MemberId;
 use brigade_line::admin::{Asked, Refused};
@@ -71,11 +73,13 @@ impl Supervisor {
         let holders = self.all_conns();
         let order =
             ahead::Order { conns, model, options, running, running_epoch, holders, identity };
-        let forgetting = std::mem::take(&mut self.forgetting);
+        let mut forgetting = std::mem::take(&mut self.forgetting);
         self.loading_ahead.spawn(async move {
-            // A worker that forgets later would forget this line.
-            forgetting.join_all().await;
-            let loading = async { ahead::load(order).await.map_err(|error| error.to_string()) };
+            let loading = async {
+                // A worker that forgets later would forget this line.
+                while forgetting.join_next().await.is_some() {}
+                ahead::load(order).await.map_err(|error| error.to_string())
+            };
             let Some(within) = within else { return loading.await };
             let late = |_| Err(format!("its layers were not loaded within {} s", within.as_secs()));
             timeout(within, loading).await.unwrap_or_else(late)
@@ -120,11 +124,11 @@ impl Supervisor {
     /// Cancels the loading of the next line, because of `why`.
     pub(super) fn give_up_coming(&mut self, why: &str) {
         let Some(coming) = self.next_line.take() else { return };
-        self.loading_ahead = JoinSet::new();
+        let loading = std::mem::replace(&mut self.loading_ahead, JoinSet::new());
         self.ordered = None;
         tracing::info!(what = coming.what, why, "a change of the line is given up");
         self.free_spares(coming.spare_epoch);
-        self.forget_ahead();
+        self.forget_ahead(loading);
         // Its order is refused, so that it may have layers as before.
         if let Some(member) = coming.drains.and_then(|id| self.members.get_mut(&id)) {
             member.undrain();
@@ -136,13 +140,24 @@ impl Supervisor {
         }
     }
 
-    /// Workers of the line that runs let go of what they loaded for the next one.
-    fn forget_ahead(&mut self) {
-        let Line::Up { stages, .. } = &self.line else { return };
-        for conn in stages.iter().filter_map(|id| self.members.get(id)?.conn()) {
-            let (conn, epoch) = (conn.clone(), self.epoch);
-            self.forgetting.spawn(async move { conn.forget_ahead(epoch).await });
-        }
+    /// Ends `loading`; then workers of the line that runs let go of what they loaded for the next one.
+    fn forget_ahead(&mut self, mut loading: JoinSet<Result<Ahead, String>>) {
+        let stages: &[MemberId] = match &self.line {
+            Line::Up { stages, .. } => stages,
+            Line::Building { .. } | Line::Down { .. } => &[],
+        };
+        let conns = stages.iter().filter_map(|id| self.members.get(id)?.conn());
+        let conns = conns.filter(|conn| facts::knows(conn.capabilities(), Feature::LoadAhead));
+        let (conns, epoch): (Vec<Conn>, u64) = (conns.cloned().collect(), self.epoch);
+        self.forgetting.spawn(async move {
+            // No call of it comes to a worker behind this one.
+            loading.shutdown().await;
+            let mut all = JoinSet::new();
+            for conn in conns {
+                all.spawn(async move { conn.forget_ahead(epoch).await });
+            }
+            while all.join_next().await.is_some() {}
+        });
     }
 
     /// Spares that loaded in an epoch for a line that they are not on let go of it.

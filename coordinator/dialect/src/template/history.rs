@@ -95,7 +95,7 @@ impl History {
             let text = format!("{}\n{text}\n{}", RESPONSE.0, RESPONSE.1);
             // Templates want users and assistants to take turns.
             if let Some(Value::Object(last)) = messages.last_mut()
-                && last.get("role") == Some(&json!("user"))
+                && last.get("role").and_then(Value::as_str) == Some("user")
                 && let Some(before) = last.get("content").and_then(Value::as_str)
             {
                 let joined = format!("{before}\n{text}");

@@ -2,7 +2,8 @@
 //!
 //! A body has to be whole within [`BODY_WITHIN`], and may never be silent for [`BODY_STALL`]. Each body may have
 //! [`FREE_BODY_BYTES`] for itself. More is taken from room that all bodies share, so that large ones cannot keep
-//! small ones out. Its content is parsed on other threads than the driver's, large bodies one at a time. One API key
+//! small ones out. Its content is parsed on other threads than the driver's, large bodies one at a time; only a short text
+//! that is tokenised and no more is read where it arrives. One API key
 //! has a share of all this ([`shares`](crate::clients::shares)).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,8 +56,8 @@ pub const MAX_ENCODERS_OF_A_KEY: usize = MAX_ENCODERS / 2;
 /// Size of a large body. Larger ones are read one at a time.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
-/// Longest body that is tokenised where it arrived. It takes less than a millisecond, and two changes of threads more
-/// than the work on a few words.
+/// Longest body that is tokenised where it arrived: two changes of threads take longer than a few words do. With the slowest
+/// tokenizer, which looks for each part of a word, it is some milliseconds.
 pub const SHORT_BODY_BYTES: usize = 1 << 10;
 
 /// How long a body may take.

@@ -1,4 +1,4 @@
-//! Output of commands: tables, bars, logs, and files of numbers.
+//! Output of commands: tables, bars, and files of numbers.
 
 pub(crate) mod cached;
 pub(crate) mod machines;
