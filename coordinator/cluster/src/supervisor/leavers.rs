@@ -261,9 +261,15 @@ mod tests {
         supervisor.members.get_mut(&second).unwrap().lost(Instant::now(), how.clone()).await;
         supervisor.loaded_ahead(Err(how)).await;
         assert!(supervisor.is_on_line(0) && change(&supervisor).is_none());
+        assert_eq!(
+            supervisor.forgetting.len(),
+            1,
+            "workers are told to let go of what they loaded"
+        );
         joins(&mut supervisor).await;
         supervisor.let_leavers_go();
         assert_eq!(change(&supervisor), Some("w0 is drained"), "the next one takes them");
+        assert!(supervisor.forgetting.is_empty(), "and waits until all have let go");
     }
 
     #[tokio::test]
