@@ -174,9 +174,9 @@ impl Worker {
         };
         let (weights, pinned, read_bytes) = on_own_thread(work).await?;
         let nbytes = weights.nbytes;
-        if let Err((refusal, weights)) =
-            self.loaded_ahead(coordinator_id, epoch, &order, weights, pinned)
-        {
+        let mut weights = Some(weights);
+        let noted = self.note_ahead(coordinator_id, epoch, &order, &mut weights, pinned);
+        if let Err(refusal) = noted {
             freed(weights).await;
             return Err(refusal);
         }
@@ -191,25 +191,21 @@ impl Worker {
         })
     }
 
-    /// Notes what was loaded for an order, if that is still wanted.
-    fn loaded_ahead(
+    /// Takes the weights that were loaded for an order, if that is still wanted.
+    fn note_ahead(
         &self,
         coordinator_id: &str,
         epoch: u64,
         order: &Arc<Order>,
-        weights: AheadWeights,
+        weights: &mut Option<AheadWeights>,
         pinned: Option<Pinned>,
-    ) -> Result<(), (Failure, AheadWeights)> {
+    ) -> Result<(), Failure> {
         let mut inner = self.inner();
         let current = inner.session.is_at(coordinator_id, epoch);
         let ahead = inner.ahead.as_mut().filter(|a| current && Arc::ptr_eq(&a.order, order));
-        match ahead {
-            Some(ahead) => {
-                (ahead.weights, ahead.pinned) = (Some(weights), pinned);
-                Ok(())
-            }
-            None => Err((inner.overtaken(coordinator_id, epoch), weights)),
-        }
+        let Some(ahead) = ahead else { return Err(inner.overtaken(coordinator_id, epoch)) };
+        (ahead.weights, ahead.pinned) = (weights.take(), pinned);
+        Ok(())
     }
 
     /// Lets go of what was prepared or loaded ahead, and of what is being loaded. It is freed when this returns. The stage
