@@ -6,8 +6,8 @@
 
 use std::fmt::Write as _;
 
-use minijinja::value::{Rest, Value, ValueOrKwargs, from_args};
-use minijinja::{AutoEscape, Environment, Error, State, filters, tests};
+use minijinja::value::{Rest, Tuple, Value, ValueOrKwargs, from_args};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, tests};
 
 use super::list::List;
 use super::looks::{
@@ -170,8 +170,11 @@ fn install_meter(env: &mut Environment<'_>) {
     });
     let mut look = |name: &'static str, look: Look| {
         env.add_filter(name, move |state: &mut State<'_, '_>, operands: Value| {
-            let all: Vec<Value> = operands.try_iter()?.collect();
-            look(Meter::of(state), &all).map(|()| operands)
+            let all = operands.downcast_object_ref::<Tuple>().ok_or_else(|| {
+                Error::new(ErrorKind::InvalidOperation, "operands that are counted are a tuple")
+            })?;
+            look(Meter::of(state), all)?;
+            Ok(operands)
         });
     };
     look(metered::ADD_LOOK, add_look);
