@@ -106,6 +106,13 @@ impl ControlService {
         Ok(order)
     }
 
+    /// A request to unload something, when it is its turn.
+    async fn may_unload(&self, request: Request<UnloadRequest>) -> Result<UnloadRequest, Status> {
+        let (from, request) = (Origin::of(&request), request.into_inner());
+        self.turn(&from, &request.coordinator_id).await?;
+        Ok(request)
+    }
+
     /// Loads the prepared stage, now or ahead of the next line, and streams its progress and result.
     ///
     /// # Errors
@@ -321,9 +328,7 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<UnloadRequest>,
     ) -> Result<Response<UnloadReply>, Status> {
-        let (from, request) = (Origin::of(&request), request.into_inner());
-        let UnloadRequest { epoch, coordinator_id } = request;
-        self.turn(&from, &coordinator_id).await?;
+        let UnloadRequest { epoch, coordinator_id } = self.may_unload(request).await?;
         self.worker.forget_ahead(&coordinator_id, epoch).await?;
         Ok(Response::new(UnloadReply {}))
     }
@@ -332,9 +337,7 @@ impl worker_server::Worker for ControlService {
         &self,
         request: Request<UnloadRequest>,
     ) -> Result<Response<UnloadReply>, Status> {
-        let (from, request) = (Origin::of(&request), request.into_inner());
-        let UnloadRequest { epoch, coordinator_id } = request;
-        self.turn(&from, &coordinator_id).await?;
+        let UnloadRequest { epoch, coordinator_id } = self.may_unload(request).await?;
         self.worker.unload(&coordinator_id, epoch).await?;
         Ok(Response::new(UnloadReply {}))
     }

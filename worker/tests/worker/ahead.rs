@@ -27,14 +27,29 @@ async fn drawn(line: &mut Line) -> Vec<Vec<u8>> {
     rows.iter().map(|row| format!("{row:?}").into_bytes()).collect()
 }
 
+/// A line of two workers that has read a prompt.
+struct Begun {
+    model: Model,
+    workers: Vec<TestWorker>,
+    line: Line,
+    /// Calls of the first worker.
+    control: Client,
+}
+
+impl Begun {
+    async fn new() -> Self {
+        let model = Model::open(&synth_model(&scratch(), "Q8_0"));
+        let workers = real_workers(2);
+        let mut line = Line::open(&workers, &model, &[0, 2, 4], 1).await;
+        line.open_slot(0).await;
+        line.prefill(0).await;
+        let control = Client::connect(&workers[0], "c", 1).await;
+        Self { model, workers, line, control }
+    }
+}
+
 async fn gets_the_whole(remote: bool) {
-    let dir = scratch();
-    let model = Model::open(&synth_model(&dir, "Q8_0"));
-    let workers = real_workers(2);
-    let mut line = Line::open(&workers, &model, &[0, 2, 4], 1).await;
-    line.open_slot(0).await;
-    line.prefill(0).await;
-    let mut control = Client::connect(&workers[0], "c", 1).await;
+    let Begun { model, workers, mut line, mut control } = Begun::new().await;
     let reply = control.prepare_ahead(whole(&control, &model, remote)).await.unwrap();
     assert_eq!(reply.missing.is_empty(), !remote);
     if remote {
@@ -72,13 +87,7 @@ async fn the_next_stage_is_sent_nothing() {
 
 #[tokio::test]
 async fn what_a_line_that_does_not_come_loaded_is_forgotten() {
-    let dir = scratch();
-    let model = Model::open(&synth_model(&dir, "Q8_0"));
-    let workers = real_workers(2);
-    let mut line = Line::open(&workers, &model, &[0, 2, 4], 1).await;
-    line.open_slot(0).await;
-    line.prefill(0).await;
-    let mut control = Client::connect(&workers[0], "c", 1).await;
+    let Begun { model, workers, mut line, mut control } = Begun::new().await;
     control.prepare_ahead(whole(&control, &model, false)).await.unwrap();
     control.load_ahead().await.unwrap();
     let mut later = Client::connect(&workers[0], "c", 2).await;
