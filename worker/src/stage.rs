@@ -28,7 +28,7 @@ use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::expert_placement::{ALL_LAYERS, ExpertCache, Experts};
 use crate::backend::measure::{Beside, Sending, Speeds, measure};
-use crate::backend::visiting_experts;
+use crate::backend::visiting_experts::{self, Way};
 use crate::backend::work_memory::{LoadingMemory, WorkMemory};
 use crate::backend::{
     Abilities, BuildOrder, BuiltFacts, HostAbility, KeptWeights, StageBackend, StageNeeds,
@@ -60,8 +60,8 @@ pub struct EngineBackend {
     /// Threads and weights that have places on several NUMA nodes.
     places: Option<Places>,
     experts: Experts,
-    /// When those that lie with the host are sent to the GPU.
-    visits: Visits,
+    /// The way by which those that lie with the host are sent to the GPU, where that can be faster.
+    way: Option<Way>,
     /// Bytes of the GPU's memory for copies of some of them.
     expert_cache: ExpertCache,
     /// Keeps over restarts which experts are used most.
@@ -114,7 +114,7 @@ impl EngineBackend {
             }
         };
         let beside = measured.and_then(|measured| measured.beside);
-        let (host, visits) = host_beside(&devices, &device, own, beside, config)?;
+        let (host, way) = host_beside(&devices, &device, own, beside, config)?;
         let tables = tables(&devices, &device)?;
         tracing::info!(
             device = kernels,
@@ -146,7 +146,7 @@ impl EngineBackend {
             cpus,
             places,
             experts: config.experts,
-            visits,
+            way,
             expert_cache: config.expert_cache,
             learning: Arc::new(Learning::new(ExpertRecords::open(&config.cache_dir))),
             turns,
@@ -174,7 +174,6 @@ impl EngineBackend {
         let threads = if spec.threads == 0 { self.threads } else { spec.threads as usize };
         let device = self.devices.open(&name, threads, cpu_list(&self.cpus));
         let mut device = device.map_err(|e| model_failure(e.into()))?;
-        device.set_visits(self.visits);
         device.set_room_for_copies(copies);
         device.host().pool().pin_caller();
         Ok(device)
@@ -208,7 +207,7 @@ fn host_beside(
     own: Speeds,
     measured: Option<Beside>,
     config: &Config,
-) -> Result<(Option<HostAbility>, Visits), KernelError> {
+) -> Result<(Option<HostAbility>, Option<Way>), KernelError> {
     let is_own = devices.free_bytes(device).is_some();
     let is_wanted = match config.experts {
         Experts::Device => false,
@@ -217,35 +216,30 @@ fn host_beside(
         Experts::Host | Experts::Layers(_) => true,
     };
     if !is_wanted || matches!(device, DeviceName::Cpu(_)) {
-        return Ok((None, Visits::Never));
+        return Ok((None, None));
     }
     let table = DeviceName::Cpu(Some(kernels::unfused().name.to_owned()));
     let speeds = match config.speeds.or(measured.map(|measured| measured.host)) {
         Some(told) => told,
         None => measure_apart(devices, &table, threads_of(config), &config.cpus)?,
     };
-    let visits = if let Some(measured) = measured.filter(|_| config.speeds.is_none()) {
-        visiting_experts::visits_at(measured.sent, own, speeds)
+    let way = if let Some(measured) = measured.filter(|_| config.speeds.is_none()) {
+        Way { sent: measured.sent, gpu: own, host: speeds }.if_open()
     } else if is_own && config.speeds.is_none() {
-        visiting_experts::visits(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
+        Way::measure(&devices.open(device, 1, cpu_list(&config.cpus))?, own, speeds)?
     } else {
         // With one memory for both there is nothing to send, and given speeds do not include the way.
-        Visits::Never
+        None
     };
+    let sent = way.map_or_else(Sending::default, |way| way.sent);
     tracing::info!(
         gb_per_second = rounded(speeds.gb_per_second),
         gop_per_second = rounded(speeds.gop_per_second.nibble),
-        ?visits,
+        sent_gb_per_second = rounded(sent.gb_per_second),
         "routed experts may lie in the host's memory"
     );
-    let sent = match visits {
-        Visits::Measured(speeds) => {
-            Sending { gb_per_second: speeds.sent_bytes / 1e9, is_beside: speeds.sent_beside }
-        }
-        Visits::Never | Visits::From(_) => Sending::default(),
-    };
     let experts_before = config.experts.before();
-    Ok((Some(HostAbility { speeds, sent, experts_before }), visits))
+    Ok((Some(HostAbility { speeds, sent, experts_before }), way))
 }
 
 /// Kernel tables and devices that may be asked for here, best first, each with the number of its numerics.
@@ -328,7 +322,7 @@ impl StageBackend for EngineBackend {
             let is_table = described.is_of_a_layer(of_model(&tensor.name).0);
             if (!embedding && !is_table) || (last && tied && embedding) {
                 let nbytes = loaded_bytes(tensor).map_err(|e| model_failure(e.into()))?;
-                if is_beside(&described, &layers, tensor, host_experts) {
+                if visiting_experts::is_beside(&described, &layers, tensor, host_experts) {
                     host_bytes += nbytes;
                     let matrices = visiting_experts::matrices_of(tensor)
                         .map_err(|e| model_failure(e.into()))?;
@@ -342,7 +336,7 @@ impl StageBackend for EngineBackend {
             }
         }
         let work_memory = WorkMemory::of(model, &described);
-        if self.visits != Visits::Never {
+        if self.way.is_some() {
             weight_bytes += bytes_for_guests(guests.values().map(Vec::as_slice));
         }
         if !self.has_own_memory() {
@@ -391,12 +385,15 @@ impl StageBackend for EngineBackend {
             own_drafts: spec.own_drafts,
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
+        let described = brigade_models::described(&model).map_err(model_failure)?;
+        let visits = |way: Way| way.visits(&described, &layers, config.host_experts);
+        device.set_visits(self.way.map_or(Visits::Never, visits));
         if layers.start == 0 && !kept.has_embedding() {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
         let (range, packing) = (layers.clone(), Packing::begin(self.places.as_ref()));
         let mut stage = Stage::load_keeping(
-            &brigade_models::described(&model).map_err(model_failure)?,
+            &described,
             weights.clone(),
             range,
             config,
@@ -514,19 +511,6 @@ fn loaded_bytes(tensor: &TensorInfo) -> Result<u64, KernelError> {
     let (cols, rows) = (tensor.ne[0], tensor.ne[1]);
     let matrices: usize = tensor.ne[2..].iter().product();
     Ok(matrices as u64 * PackedMatrix::packed_bytes(tensor.ty, rows, cols)?)
-}
-
-/// Whether a tensor of the stage's layers is of experts that lie with the host, as those of the first `host_experts` layers do.
-fn is_beside(
-    model: &ModelSpec,
-    layers: &Range<usize>,
-    tensor: &TensorInfo,
-    host_experts: u32,
-) -> bool {
-    let Some(in_file) = brigade_spec::layer_of(&tensor.name) else { return false };
-    let mut mine = layers.clone().filter(|layer| model.in_file(*layer) == in_file);
-    in_file < host_experts as usize
-        && mine.any(|layer| model.layers[layer].is_of_experts(of_model(&tensor.name).0))
 }
 
 /// Refuses more layers than there are.

@@ -123,9 +123,9 @@ fn routed_prefill_us(
     let speeds = VisitSpeeds {
         sent_bytes: per_second(host.sent_gbps),
         sent_beside: host.sent_beside,
-        gpu_operations: per_second(mean_gops(elements, worker.gops)),
+        gpu_operations: per_second(elements.mean_speed(worker.gops)),
         host_bytes: per_second(host.gbps),
-        host_operations: per_second(mean_gops(elements, host.gops)),
+        host_operations: per_second(elements.mean_speed(host.gops)),
     };
     let operations = 2.0 * elements.sum() as f64 / used;
     speeds.seconds_of_layer(n, of_each.max(1), bytes, operations) * 1e6 / rows as f64
@@ -134,14 +134,6 @@ fn routed_prefill_us(
 /// Microseconds in which a row is multiplied with these elements: a multiply-add is two operations.
 pub(super) fn products_us(elements: ByClass<u64>, gops: ByClass<f64>) -> f64 {
     elements.zip(gops, |n, gops| 2.0 * n as f64 / gops * 1e-3).sum()
-}
-
-/// 10^9 operations a second with which a row is multiplied with these elements.
-fn mean_gops(elements: ByClass<u64>, gops: ByClass<f64>) -> f64 {
-    match elements.sum() {
-        0 => gops.nibble,
-        n => 2.0 * n as f64 * 1e-3 / products_us(elements, gops),
-    }
 }
 
 fn slower_there(bytes: f64, elements: ByClass<u64>, host: &HostFacts) -> f64 {

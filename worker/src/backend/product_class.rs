@@ -124,6 +124,17 @@ impl<T: Copy> ByClass<T> {
     }
 }
 
+impl ByClass<u64> {
+    /// The speed of products with so many elements of each class, where those of one class have `speeds`. Without elements: that
+    /// of the first class.
+    pub fn mean_speed(self, speeds: ByClass<f64>) -> f64 {
+        match self.sum() {
+            0 => speeds.nibble,
+            n => n as f64 / self.zip(speeds, |n, speed| n as f64 / speed).sum(),
+        }
+    }
+}
+
 impl<T> Index<ProductClass> for ByClass<T> {
     type Output = T;
 

@@ -139,6 +139,41 @@ async fn an_unload_ends_a_load_between_two_tensors_and_frees_it() {
 }
 
 #[tokio::test]
+async fn forgetting_ends_what_loads_ahead_and_waits_for_it() {
+    let dir = scratch();
+    let (worker, model) = (TestWorker::start(&dir), write(&dir, 10.0));
+    let next_worker = "127.0.0.1:9".parse().unwrap();
+    let order = |client: &Client, layers: std::ops::Range<u32>| PrepareRequest {
+        tensors: model.manifest(layers.clone(), false),
+        ..client.order_of(&model, spec(0, 2, layers, Some(&next_worker)))
+    };
+    let mut client = Client::connect(&worker, "c", 1).await;
+    client.prepare(order(&client, 0..1)).await.unwrap();
+    client.load().await.unwrap();
+    client.prepare_ahead(order(&client, 0..3)).await.unwrap();
+    worker.backend.asked.store(0, Ordering::SeqCst);
+    let gate = worker.backend.load_gate.clone();
+    let held = gate.lock().unwrap();
+    let mut loading = Client::connect(&worker, "c", 1).await;
+    let load = tokio::spawn(async move { loading.load_ahead().await });
+    waiting(&worker).await;
+    let mut forgetting = Client::connect(&worker, "c", 1).await;
+    let mut forget = tokio::spawn(async move { forgetting.forget_ahead().await });
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut forget).await;
+    assert!(early.is_err(), "it answered while a tensor was being read");
+    drop(held);
+    soon(forget).await.unwrap().unwrap();
+    soon(load).await.unwrap().unwrap_err();
+    let asked = worker.backend.asked.load(Ordering::SeqCst);
+    assert_eq!(asked, 1, "tensors were read for a stage that does not come");
+    let again = client.load_ahead().await.unwrap_err();
+    assert_eq!(again.kind(), FailureKind::WrongPhase, "{again}");
+    // The stage that runs stays, and the next order is loaded as ever.
+    client.prepare_ahead(order(&client, 0..3)).await.unwrap();
+    client.load_ahead().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_new_epoch_does_not_wait_for_the_load_of_the_last_one() {
     let dir = scratch();
     let (worker, model) = (TestWorker::start(&dir), write(&dir, 10.0));

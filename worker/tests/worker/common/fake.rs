@@ -207,6 +207,8 @@ impl StageBackend for FakeBackend {
                 continue;
             }
             let tensor = order.model.require(&format!("blk.{layer}.w")).map_err(unsupported)?;
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            drop(self.load_gate.lock());
             order.weights.tensor(tensor).map_err(unsupported)?;
             (order.progress)(tensor.nbytes);
         }
