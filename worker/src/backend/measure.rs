@@ -100,7 +100,12 @@ pub fn measure(device: &Device) -> Result<Speeds, KernelError> {
             gop_per_second: of_classes(device, sides, 1)?,
         });
     }
-    let sides = |n_rows| Sides { n_rows, out: GPU_OUT, dim: GPU_DIM };
+    measure_gpu(device, GPU_OUT, GPU_DIM)
+}
+
+/// The same of a GPU, with matrices `[out, dim]`.
+fn measure_gpu(device: &Device, out: usize, dim: usize) -> Result<Speeds, KernelError> {
+    let sides = |n_rows| Sides { n_rows, out, dim };
     let n = if device.is_on_cores() { SOFTWARE_MATRICES } else { GPU_MATRICES };
     let matrices = packed(device, GPU_TYPE, sides(1), n)?;
     let n_bytes: usize = matrices.iter().map(PackedMatrix::nbytes).sum();
@@ -232,5 +237,21 @@ mod tests {
             assert!(speed.is_finite() && speed > 0.0, "{speeds:?}");
         }
         assert_eq!(speeds.common(), None, "each class is measured");
+    }
+
+    #[test]
+    fn a_gpu_reads_and_computes_and_is_sent_to_at_some_speed() {
+        let name = "vulkan:0".parse().unwrap();
+        let device = match Devices::default().open(&name, 1, None) {
+            Ok(device) => device,
+            Err(reason) => return println!("skipped: {reason}"),
+        };
+        let Speeds { gb_per_second, gop_per_second } = measure_gpu(&device, 64, 512).unwrap();
+        let sent = sent_per_second(&device).unwrap();
+        for speed in gop_per_second.values().into_iter().chain([gb_per_second, sent]) {
+            assert!(speed.is_finite() && speed > 0.0, "{gb_per_second} {gop_per_second:?} {sent}");
+        }
+        let is_equal = gop_per_second.common().is_some();
+        assert_eq!(is_equal, device.is_on_cores(), "one type counts for all in software alone");
     }
 }

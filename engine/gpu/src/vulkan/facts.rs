@@ -146,6 +146,30 @@ impl GpuFacts {
         format!("{} {}", self.driver, self.driver_version)
     }
 
+    /// What a card of this class would say that has these shapes of matrix units, and subgroups of 32.
+    #[cfg(test)]
+    pub(crate) fn of_card(kind: DeviceClass, matrices: &[MatrixShape]) -> Self {
+        Self {
+            name: "card".to_owned(),
+            driver: "driver".to_owned(),
+            driver_version: "1".to_owned(),
+            api_version: "1.3.0".to_owned(),
+            kind,
+            device_bytes: 1 << 33,
+            visible_bytes: 1 << 28,
+            free_bytes: 1 << 33,
+            subgroup_size: 32,
+            integer_dot: true,
+            keeps_subnormals: true,
+            float64: true,
+            matrices: matrices.to_vec(),
+            transfer_queue: TransferQueue::Kernels,
+            no_units: None,
+            refused: None,
+            limits: Limits { allocation: 1 << 32, subgroup: 32, ..Limits::default() },
+        }
+    }
+
     /// Asks a device for its facts.
     pub(crate) fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Self, GpuError> {
         let mut driver = vk::PhysicalDeviceVulkan12Properties::default();

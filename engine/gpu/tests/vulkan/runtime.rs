@@ -310,3 +310,30 @@ fn recording_an_op_takes_so_long() {
     times.sort_by(f64::total_cmp);
     println!("{:.0} ns to record an op, submissions of batches among them", times[times.len() / 2]);
 }
+
+#[test]
+fn a_timed_device_tells_how_long_each_kernel_took() {
+    let timed = DeviceOptions { timed: true, ..DeviceOptions::default() };
+    let gpu = match Gpu::open(0, &timed) {
+        Ok(gpu) => gpu,
+        Err(error) => return println!("skipped: no Vulkan device with a clock ({error})"),
+    };
+    let (mut x, one) = (on(&gpu, &[1.0; 100_000]), on(&gpu, &[1.0; 100_000]));
+    // More than a batch, and two sorts of runs of one kernel.
+    for _ in 0..300 {
+        gpu.add(x.span_mut(), one.span());
+    }
+    let (mut short, few) = (on(&gpu, &[1.0; 10]), on(&gpu, &[1.0; 10]));
+    for _ in 0..7 {
+        gpu.add(short.span_mut(), few.span());
+    }
+    assert!(values_of(&x).iter().all(|x| *x == 301.0));
+    assert!(values_of(&short).iter().all(|x| *x == 8.0));
+    let times = gpu.kernel_times();
+    let mut runs: Vec<u32> = times.iter().map(|time| time.runs).collect();
+    runs.sort_unstable();
+    assert_eq!(runs, [7, 300], "{times:?}");
+    assert!(times.iter().all(|time| time.name == times[0].name), "{times:?}");
+    assert!(times[0].took >= times[1].took && !times[0].took.is_zero(), "{times:?}");
+    assert!(gpu.kernel_times().is_empty(), "it begins anew");
+}

@@ -235,3 +235,95 @@ fn float_type(ty: WeightType) -> u32 {
         _ => 2,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: MatrixShape =
+        MatrixShape { m: 16, n: 16, k: 32, factors: MatrixType::I8, sums: MatrixType::I32 };
+    const HALVES: MatrixShape =
+        MatrixShape { m: 16, n: 16, k: 16, factors: MatrixType::F16, sums: MatrixType::F32 };
+
+    /// A card with these shapes of matrix units.
+    fn card(matrices: &[MatrixShape]) -> GpuFacts {
+        GpuFacts::of_card(DeviceClass::Discrete, matrices)
+    }
+
+    fn q4_k(form: RowForm) -> Factors {
+        Factors { ty: WeightType::Q4_K, form }
+    }
+
+    #[test]
+    fn matrix_units_multiply_bytes_from_where_they_are_faster() {
+        let facts = card(&[BYTES]);
+        let kernel = |n_rows, panels| Kernel::of(&facts, q4_k(RowForm::Blocks), n_rows, panels);
+        let units = kernel(512, 256);
+        assert!(std::ptr::eq(units.shader, &UNITS));
+        // 64 rows for 8 panels, and each subgroup of 32 has 4 of the 4 times 8 tiles.
+        assert_eq!(units.constants[9..], [16, 16, 32, 0, 64, 2, 2]);
+        assert_eq!(units.groups, lines(256 / 8 * 512 / 64));
+        // Few workgroups would idle, so they take fewer rows each.
+        assert_eq!(kernel(512, 64).constants[13], 32);
+        let panels = WORTH_UNITS / 64;
+        assert!(std::ptr::eq(kernel(64, panels).shader, &UNITS));
+        assert!(std::ptr::eq(kernel(64, panels - 1).shader, &MANY));
+        assert!(std::ptr::eq(kernel(FEW_ROWS, 100_000).shader, &FEW));
+        // Those in software are there to be tested.
+        let software = GpuFacts::of_card(DeviceClass::Software, &[BYTES]);
+        let tested = Kernel::of(&software, q4_k(RowForm::Blocks), FEW_ROWS + 1, 1);
+        assert!(std::ptr::eq(tested.shader, &UNITS));
+    }
+
+    #[test]
+    fn units_whose_shape_no_kernel_has_are_left_alone() {
+        let shapes = [
+            MatrixShape { m: 32, ..BYTES },
+            MatrixShape { k: 64, ..BYTES },
+            MatrixShape { factors: MatrixType::U8, ..BYTES },
+            MatrixShape { sums: MatrixType::F32, ..BYTES },
+            HALVES,
+        ];
+        for shape in shapes {
+            let kernel = Kernel::of(&card(&[shape]), q4_k(RowForm::Blocks), 512, 256);
+            assert!(std::ptr::eq(kernel.shader, &MANY), "{shape:?}");
+        }
+        // Of several the one that does most at once.
+        let small = MatrixShape { m: 8, n: 8, ..BYTES };
+        let kernel = Kernel::of(&card(&[small, BYTES]), q4_k(RowForm::Blocks), 512, 256);
+        assert_eq!(kernel.constants[9..12], [16, 16, 32]);
+    }
+
+    #[test]
+    fn rows_in_halves_are_multiplied_by_units_of_f16() {
+        let facts = card(&[BYTES, HALVES]);
+        assert!(facts.has_f16_units() && facts.has_int8_units());
+        assert!(facts.f16_identity().contains("F16"), "{}", facts.f16_identity());
+        let kernel = Kernel::of(&facts, q4_k(RowForm::Halves), 512, 256);
+        assert!(std::ptr::eq(kernel.shader, &FAST));
+        let tile = tile(512, 256, ENOUGH) as u32;
+        let results = tile * tile;
+        // A workgroup of 256 has 8 subgroups of 32, each with as many of the results.
+        assert_eq!(kernel.constants[9..], [16, 16, 16, 0, tile, results.div_ceil(8), 0]);
+        let plain = Factors { ty: WeightType::F16, form: RowForm::Halves };
+        assert_eq!(Kernel::of(&facts, plain, 512, 256).constants.last(), Some(&1));
+    }
+
+    #[test]
+    fn pieces_of_experts_say_what_they_multiply() {
+        let facts = card(&[BYTES]);
+        let of = |rows, n, panels| {
+            let (pieces, factors) = (Pieces { rows, n }, q4_k(RowForm::Blocks));
+            Kernel::of_experts(&facts, factors, pieces, panels, 3)
+        };
+        for (kernel, shader, groups) in [
+            (of(64, 40, 64), &UNITS, 64 / 8 * 40),
+            (of(64, 2, 64), &MANY, 64 / 4 * 2),
+            (of(1, 5, 64), &FEW, 64 * 5),
+        ] {
+            assert!(std::ptr::eq(kernel.shader, shader), "{:?}", kernel.constants);
+            assert_eq!(kernel.constants[KIND], 3);
+            assert_eq!(kernel.groups, lines(groups));
+        }
+    }
+}
