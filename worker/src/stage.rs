@@ -23,7 +23,7 @@ use brigade_gguf::{Gguf, GgufError, TensorInfo};
 use brigade_proto::control::{KvType, StageSpec};
 use brigade_proto::failure::{Failure, FailureKind};
 use brigade_quant::GgmlType;
-use brigade_spec::{ModelError, ModelSpec, StateRoom};
+use brigade_spec::{Described, ModelError, ModelSpec, StateRoom};
 use brigade_text::{TextError, Tokenizer};
 
 use crate::backend::expert_placement::{ALL_LAYERS, ExpertCache, Experts};
@@ -177,6 +177,18 @@ impl EngineBackend {
         device.set_room_for_copies(copies);
         device.host().pool().pin_caller();
         Ok(device)
+    }
+
+    /// Tells the device when experts of these layers are sent to it that lie with the host.
+    fn set_visits(
+        &self,
+        device: &mut Device,
+        model: &Described<'_>,
+        layers: &Range<usize>,
+        host_experts: u32,
+    ) {
+        let visits = |way: Way| way.visits(model, layers, host_experts);
+        device.set_visits(self.way.map_or(Visits::Never, visits));
     }
 
     /// Keeps what a stage of this model learns of its experts, if it does.
@@ -386,8 +398,7 @@ impl StageBackend for EngineBackend {
         };
         let layers = spec.layer_begin as usize..spec.layer_end as usize;
         let described = brigade_models::described(&model).map_err(model_failure)?;
-        let visits = |way: Way| way.visits(&described, &layers, config.host_experts);
-        device.set_visits(self.way.map_or(Visits::Never, visits));
+        self.set_visits(&mut device, &described, &layers, config.host_experts);
         if layers.start == 0 && !kept.has_embedding() {
             keep_embedding(&model, &weights, &mut *progress)?;
         }
