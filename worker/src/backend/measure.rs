@@ -211,6 +211,12 @@ mod tests {
 
     use super::*;
 
+    /// The first GPU, or a line that says that there is none.
+    fn gpu() -> Option<Device> {
+        let opened = Devices::default().open(&"vulkan:0".parse().unwrap(), 1, None);
+        opened.inspect_err(|reason| println!("skipped: {reason}")).ok()
+    }
+
     #[test]
     fn speeds_are_numbers() {
         let kernels = brigade_engine::kernels::select(None).unwrap();
@@ -225,11 +231,7 @@ mod tests {
 
     #[test]
     fn a_gpu_has_a_speed_for_each_class() {
-        let name = "vulkan:0".parse().unwrap();
-        let device = match Devices::default().open(&name, 1, None) {
-            Ok(device) => device,
-            Err(reason) => return println!("skipped: {reason}"),
-        };
+        let Some(device) = gpu() else { return };
         // One in software takes too long with the sides of a large model.
         let sides = Sides { n_rows: 8, out: 64, dim: 512 };
         let speeds = of_classes(&device, sides, GPU_PRODUCTS).unwrap();
@@ -241,11 +243,7 @@ mod tests {
 
     #[test]
     fn a_gpu_reads_and_computes_and_is_sent_to_at_some_speed() {
-        let name = "vulkan:0".parse().unwrap();
-        let device = match Devices::default().open(&name, 1, None) {
-            Ok(device) => device,
-            Err(reason) => return println!("skipped: {reason}"),
-        };
+        let Some(device) = gpu() else { return };
         let Speeds { gb_per_second, gop_per_second } = measure_gpu(&device, 64, 512).unwrap();
         let sent = sent_per_second(&device).unwrap();
         for speed in gop_per_second.values().into_iter().chain([gb_per_second, sent]) {
