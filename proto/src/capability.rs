@@ -50,6 +50,16 @@ pub enum Incompatible {
         /// The offered ones.
         has: String,
     },
+    /// A table of a CPU is wanted of a worker that computes on a GPU: plans count with the GPU's memory and speed.
+    #[error(
+        "it computes on {device}, and --kernels {kernels} is for CPUs: leave out --kernels, or start that worker with it"
+    )]
+    Gpu {
+        /// The worker's GPU.
+        device: String,
+        /// The wanted table.
+        kernels: String,
+    },
     /// The peer is of an older release, without a required feature.
     #[error("it knows no {what}: upgrade it to {SOFTWARE}, or start without {option}")]
     Older {
@@ -198,6 +208,12 @@ pub fn check_capabilities(caps: &Capabilities, needs: &Requirements) -> Result<(
     }
     if let Some(kernels) = &needs.kernels {
         require("kernel table", kernels, caps.kernel_tables.iter().map(String::as_str))?;
+        // Its own table is the first one. GPUs are called `vulkan:0`, tables of CPUs by one word.
+        let device = caps.kernel_tables.first().filter(|own| own.contains(':') && *own != kernels);
+        if let Some(device) = device {
+            let (device, kernels) = (device.clone(), kernels.clone());
+            return Err(Incompatible::Gpu { device, kernels });
+        }
     }
     Ok(())
 }
@@ -268,6 +284,17 @@ mod tests {
             let reason = check_capabilities(&worker(), &needs).unwrap_err().to_string();
             assert!(reason.contains(word), "{reason}");
         }
+    }
+
+    #[test]
+    fn a_gpu_is_not_taken_for_a_cpu() {
+        let tables = ["vulkan:0", "avx2", "unfused"].map(str::to_owned).to_vec();
+        let gpu = Capabilities { kernel_tables: tables, ..worker() };
+        let wanted = |kernels: &str| Requirements { kernels: Some(kernels.into()), ..needs() };
+        let refused = check_capabilities(&gpu, &wanted("unfused")).unwrap_err().to_string();
+        assert!(refused.contains("it computes on vulkan:0"), "{refused}");
+        assert_eq!(check_capabilities(&gpu, &wanted("vulkan:0")), Ok(()));
+        assert_eq!(check_capabilities(&gpu, &needs()), Ok(()));
     }
 
     fn node(stages: u32, memory_limit: u64) -> Option<NodePart> {

@@ -194,7 +194,15 @@ fn beside_models(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let of_models = entries.map(|entry| entry.path()).filter(|path| path.join(MODELS).is_dir());
     let sockets = of_models.map(|path| path.join(admin::SOCKET));
-    sockets.filter(|path| path.exists()).collect()
+    sockets.filter(|path| is_open(path)).collect()
+}
+
+/// Whether a process listens on the socket: one that was killed has left its own.
+fn is_open(socket: &Path) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    let connected = std::os::unix::net::UnixStream::connect(socket);
+    // What else goes wrong, the question itself will tell.
+    !connected.is_err_and(|error| matches!(error.kind(), NotFound | ConnectionRefused))
 }
 
 /// The sockets of all lines whose coordinators have the data folder.
@@ -209,9 +217,9 @@ fn sockets_of(folder: &Path) -> Vec<PathBuf> {
     // One that has no models has no such folder.
     let models = std::fs::read_dir(folder.join(MODELS)).into_iter().flatten().flatten();
     let sockets = models.map(|model| model.path().join(admin::SOCKET));
-    let of_models: Vec<PathBuf> = sockets.filter(|path| path.exists()).collect();
+    let of_models: Vec<PathBuf> = sockets.filter(|path| is_open(path)).collect();
     if of_models.is_empty() {
-        Some(folder.join(admin::SOCKET)).into_iter().filter(|path| path.exists()).collect()
+        Some(folder.join(admin::SOCKET)).into_iter().filter(|path| is_open(path)).collect()
     } else {
         of_models
     }
@@ -220,7 +228,7 @@ fn sockets_of(folder: &Path) -> Vec<PathBuf> {
 /// The socket of the one coordinator that has the data folder, or of that on `port`.
 fn servers_socket(data_dir: &DataDirArgs, port: Option<u16>) -> Result<PathBuf> {
     let folder = data_dir.path()?;
-    let own = |folder: PathBuf| Some(folder.join(admin::SOCKET)).filter(|path| path.exists());
+    let own = |folder: PathBuf| Some(folder.join(admin::SOCKET)).filter(|path| is_open(path));
     let found: Vec<PathBuf> = match port {
         Some(port) => own(folder.join(format!("serve-{port}"))).into_iter().collect(),
         None => {
@@ -285,16 +293,19 @@ fn model_of(socket: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
     fn a_line_is_found_by_its_coordinators_port_and_its_model() {
         let data = std::env::temp_dir().join(format!("brigade-sockets-{}", std::process::id()));
         let named = ["serve-1", "serve-2/models/a%2Fb", "serve-2/models/c", "serve-3/models/c"];
-        for name in named {
+        let listen = |name: &str| {
             std::fs::create_dir_all(data.join(name)).unwrap();
-            std::fs::write(data.join(name).join(admin::SOCKET), "").unwrap();
-        }
+            UnixListener::bind(data.join(name).join(admin::SOCKET)).unwrap()
+        };
+        let _listening = named.map(listen);
         let data_dir = DataDirArgs { data_dir: Some(data.clone()) };
         let find = |port, model| match socket(&data_dir, port, model) {
             Ok(path) => {
@@ -311,6 +322,10 @@ mod tests {
         assert!(which.contains("add --model, of ") && which.contains("a/b"), "{which}");
         assert!(find(None, Some("c")).contains("add --port"));
         assert!(find(None, Some("none")).contains("none is not loaded, or no model has this name"));
+
+        // What a killed coordinator has left is none.
+        drop(listen("serve-4"));
+        assert!(find(Some(4), None).contains("no coordinator runs with the data folder"));
         std::fs::remove_dir_all(&data).unwrap();
     }
 }

@@ -309,7 +309,7 @@ pub struct LineArgs {
     /// with any part of a kept sequence
     #[arg(long)]
     pub full_windows: bool,
-    /// Rows of the largest ubatch [default: chosen from the model and the line]
+    /// Rows of the largest ubatch, at least --max-seqs [default: 512; of an encoder its context]
     #[arg(long, alias = "ubatch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub ubatch: Option<u32>,
     /// Cut layers for: prefill, decode, mixed (as many prompt tokens as generated ones), or a number of prompt tokens
