@@ -314,6 +314,7 @@ pub(crate) const NEED_A_LINE: &[&str] = &[
     "/rerank",
     "/v1/reranking",
     "/reranking",
+    "/completion",
     "/infill",
     "/api/chat",
     "/api/generate",

@@ -32,7 +32,7 @@ use crate::openai::reconnect::{self, Posted};
 use crate::request::bodies::{Taken, text_error};
 use crate::request::fields::{Fields, Given, Kind, MAX_TEMPLATE_VALUES, list, read};
 use crate::request::ignored_fields;
-use crate::request::params::{Common, MAX_CHOICES};
+use crate::request::params::{Common, MAX_CHOICES, NAMES_OF_TOKENS};
 
 /// Tokens generated when a client names no number: OpenAI's default for completions (chats have another).
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
@@ -137,18 +137,32 @@ pub(crate) async fn go_on(handover: Handover) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The one prompt of a request in other words, and how to draw: where it names no number of tokens, an answer as others.
+/// The one prompt of a request in other words, and how to draw.
 pub(crate) fn plain(
     fields: Fields<'_>,
     limits: &Limits,
     text: &TextModel,
 ) -> Result<(Vec<u32>, Common), ApiError> {
-    let names_tokens = fields.has("max_tokens");
-    let (mut request, mut prompts) = CompletionRequest::with_prompts(fields, text, limits)?;
+    let (mut prompts, common) = several(fields, limits, text)?;
+    if prompts.len() != 1 {
+        let message = "one prompt is needed here: /v1/completions takes several";
+        return Err(ApiError::unsupported("prompt", message));
+    }
+    Ok((prompts.remove(0), common))
+}
+
+/// Prompts, and how to draw: where the request names no number of tokens, an answer as others.
+pub(crate) fn several(
+    fields: Fields<'_>,
+    limits: &Limits,
+    text: &TextModel,
+) -> Result<(Vec<Vec<u32>>, Common), ApiError> {
+    let names_tokens = NAMES_OF_TOKENS.iter().any(|name| fields.has(name));
+    let (mut request, prompts) = CompletionRequest::with_prompts(fields, text, limits)?;
     if !names_tokens {
         request.common.max_tokens = None;
     }
-    Ok((prompts.tokens.remove(0), request.common))
+    Ok((prompts.tokens, request.common))
 }
 
 impl CompletionRequest {

@@ -27,6 +27,9 @@ use crate::request::prediction;
 /// Most choices of one request, over all its prompts.
 pub const MAX_CHOICES: usize = 64;
 
+/// Names of the number of tokens to draw at most, in several APIs.
+pub const NAMES_OF_TOKENS: [&str; 3] = ["max_completion_tokens", "max_tokens", "n_predict"];
+
 /// Longest time limit that a request may have, seconds: a day.
 const MAX_TIMEOUT_S: f64 = 24.0 * 3600.0;
 
@@ -97,13 +100,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("vllm_xargs", "there are no plug-ins here"),
     ("thinking_token_budget", "max_tokens bounds reasoning and answer together"),
     ("post_sampling_probs", "log-probabilities are the model's own"),
-    ("n_probs", "use logprobs"),
     ("response_fields", "answers are whole"),
     ("grammar_lazy", "use tools that are strict"),
     ("grammar_triggers", "use tools that are strict"),
     ("preserved_tokens", "markers of calls are known by the model's template"),
-    ("n_cmpl", "use n"),
-    ("adaptive_target", "this sampler is not implemented here"),
     ("adaptive_decay", "this sampler is not implemented here"),
 ];
 
@@ -112,6 +112,9 @@ const REFUSED_UNLESS: &[(&str, &[f64], &str)] = &[
     ("length_penalty", &[0.0, 1.0], "there is no beam search"),
     ("t_max_predict_ms", &[-1.0, 0.0], "use timeout, which ends the whole request"),
     ("n_indent", &[0.0], "use a grammar"),
+    ("n_probs", &[0.0], "use logprobs, in /v1/completions"),
+    ("n_cmpl", &[1.0], "use n"),
+    ("adaptive_target", &[-1.0], "this sampler is not implemented here"),
     ("tfs_z", &[1.0], "this sampler is not implemented here"),
 ];
 
@@ -275,7 +278,7 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 /// The field, where it is there; within it `None` for no limit.
 fn max_tokens(fields: &mut Fields<'_>) -> Result<Option<Option<u32>>, ApiError> {
     // -1 is the value of llama.cpp and vLLM for "no limit".
-    match fields.take_any::<i64>(&["max_completion_tokens", "max_tokens", "n_predict"])? {
+    match fields.take_any::<i64>(&NAMES_OF_TOKENS)? {
         None => Ok(None),
         Some(-1) => Ok(Some(None)),
         // A larger number is bounded by the context.

@@ -6,8 +6,8 @@ use brigade_line::request::Limits;
 use serde_json::{Map, Value, json};
 
 use crate::compat::anthropic;
-use crate::compat::llama_cpp::infill;
 use crate::compat::llama_cpp::tokens;
+use crate::compat::llama_cpp::{completion, infill};
 use crate::compat::ollama;
 use crate::compat::responses;
 use crate::error::ApiError;
@@ -103,6 +103,12 @@ fn of_text() -> Vec<Api> {
             path: "/v1/completions",
             body: json!({ "prompt": "a" }),
             read: |b, l, t| completions::plain(Fields::parse(b)?, l, t).map(drop),
+            fields: DRAWING,
+        },
+        Api {
+            path: "/completion",
+            body: json!({ "prompt": "a" }),
+            read: |b, l, t| completion::read(b, l, t).map(drop),
             fields: DRAWING,
         },
         Api { path: "/infill", body: json!({}), read: infill::tests::read_any, fields: DRAWING },

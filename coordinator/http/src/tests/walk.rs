@@ -6,8 +6,8 @@ use brigade_line::request::Limits;
 use serde_json::{Map, Value, json};
 
 use crate::compat::anthropic;
-use crate::compat::llama_cpp::infill;
 use crate::compat::llama_cpp::tokens;
+use crate::compat::llama_cpp::{completion, infill};
 use crate::compat::ollama;
 use crate::compat::responses;
 use crate::error::ApiError;
@@ -35,7 +35,7 @@ fn read(path: &str, body: &Value, model: &TextModel) -> Option<Result<(), ApiErr
             ChatRequest::translated(fields, Names::new(), &LIMITS, model).map(drop)
         }
         "/v1/completions" => Fields::parse(&bytes)
-            .and_then(|fields| completions::plain(fields, &LIMITS, model))
+            .and_then(|fields| completions::several(fields, &LIMITS, model))
             .map(drop),
         "/v1/messages" | "/v1/messages/count_tokens" => chat(anthropic::request::translate(&bytes)),
         "/v1/responses" => {
@@ -45,6 +45,7 @@ fn read(path: &str, body: &Value, model: &TextModel) -> Option<Result<(), ApiErr
         "/api/generate" => {
             ollama::read_asked(ollama::request::generate(&bytes), &LIMITS, model).map(drop)
         }
+        "/completion" => completion::read(&bytes, &LIMITS, model).map(drop),
         "/infill" => infill::tests::read_any(&bytes, &LIMITS, model),
         "/v1/embeddings" | "/api/embed" | "/api/embeddings" => {
             embeddings::check(&bytes, &LIMITS, model)

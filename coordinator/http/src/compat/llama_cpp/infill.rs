@@ -1,21 +1,15 @@
 //! `POST /infill`: fills the gap between two texts, for editors. The model must have tokens for it.
 
+use axum::Extension;
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use brigade_dialect::constrain::answer::of_text;
 use brigade_dialect::text_model::{Gap, TextModel};
-use brigade_line::generation::{End, EndReason, Part};
 use brigade_line::request::Limits;
-use brigade_proto::task;
-use serde_json::{Value, json};
-use tracing::Instrument;
 
-use crate::answer::choices::{self, Choice};
-use crate::answer::stamp::Stamp;
+use super::answer;
 use crate::clients::name::Name;
 use crate::error::ApiError;
-use crate::events::sse;
 use crate::fleet::Meant;
 use crate::request::bodies::text_error;
 use crate::request::fields::{Fields, MAX_TEMPLATE_VALUES, list};
@@ -36,20 +30,7 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (tokens, common) = app.read(request, read).await?;
-    let stamp = Stamp::new(&app, "");
-    let n_prompt = tokens.len();
-    let mut running = choices::submit(&app, &name, &[tokens], &common, None, None).await?;
-    if common.stream {
-        let (events, response) = sse::channel();
-        let sending = async move {
-            // An error is a client that went away, which cancels the sequence.
-            let _ = stream(stamp, n_prompt, running, &events).await;
-        };
-        task::spawn(sending.in_current_span());
-        return Ok(response);
-    }
-    let Choice { text, end, .. } = choices::collect(running.remove(0)).await?;
-    Ok(Json(last(&stamp, n_prompt, &text, &end)).into_response())
+    answer::give(&app, &name, tokens, &common).await
 }
 
 /// Fields that would change an answer, and have no effect here.
@@ -102,14 +83,7 @@ fn read_with(
         Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;
     common.companion.encode(|negative| text.encode_prompt(negative))?;
     common.constraint = common.form.as_ref().map(of_text).transpose()?;
-    if common.n != 1 {
-        let message = format!("n is {}: one text stands between two others", common.n);
-        return Err(ApiError::unsupported("n", message));
-    }
-    if common.return_token_ids || common.resumable {
-        let field = if common.resumable { "resumable" } else { "return_token_ids" };
-        return Err(ApiError::unsupported(field, format!("{field} is for /v1/completions")));
-    }
+    answer::check_one(&common, "one text stands between two others")?;
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
@@ -118,38 +92,6 @@ fn read_with(
         &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::INFILL],
     );
     Ok((tokens, common))
-}
-
-fn last(stamp: &Stamp, n_prompt: usize, text: &str, end: &End) -> Value {
-    let word = match (&end.stop, end.reason) {
-        (Some(_), _) => "word",
-        (None, EndReason::Stop) => "eos",
-        (None, EndReason::Length) => "limit",
-    };
-    json!({
-        "content": text, "stop": true, "stop_type": word, "stopping_word": end.stop, "model": stamp.model,
-        "tokens_predicted": end.n_generated, "tokens_evaluated": n_prompt,
-        "tokens_cached": end.n_reused, "timings": choices::timings(n_prompt, end),
-    })
-}
-
-async fn stream(
-    stamp: Stamp,
-    n_prompt: usize,
-    running: Vec<choices::Running>,
-    out: &sse::Sender,
-) -> Result<(), sse::Gone> {
-    let mut parts = choices::Choices::of(running);
-    while let Some((_, part)) = out.unless_gone(parts.next()).await? {
-        match part {
-            Ok(Part::Piece(piece)) => {
-                out.json(&json!({ "content": piece.text, "stop": false })).await?;
-            }
-            Ok(Part::End(end)) => return out.json(&last(&stamp, n_prompt, "", &end)).await,
-            Err(failure) => return out.json(&ApiError::from(failure).body()).await,
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
