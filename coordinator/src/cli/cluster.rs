@@ -199,10 +199,11 @@ fn beside_models(folder: &Path) -> Vec<PathBuf> {
 
 /// Whether a process listens on the socket: one that was killed has left its own.
 fn is_open(socket: &Path) -> bool {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound};
     let connected = std::os::unix::net::UnixStream::connect(socket);
     // What else goes wrong, the question itself will tell.
-    !connected.is_err_and(|error| matches!(error.kind(), NotFound | ConnectionRefused))
+    let is_refused =
+        connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused);
+    socket.exists() && !is_refused
 }
 
 /// The sockets of all lines whose coordinators have the data folder.
@@ -306,6 +307,7 @@ mod tests {
             UnixListener::bind(data.join(name).join(admin::SOCKET)).unwrap()
         };
         let _listening = named.map(listen);
+        std::fs::write(data.join("keys.json"), "").unwrap();
         let data_dir = DataDirArgs { data_dir: Some(data.clone()) };
         let find = |port, model| match socket(&data_dir, port, model) {
             Ok(path) => {

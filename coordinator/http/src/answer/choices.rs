@@ -290,9 +290,13 @@ pub fn finish_word(end: &End) -> FinishWord {
 pub fn timings(n_prompt: usize, end: &End) -> Timings {
     let per_second = |n: f64, s: f64| if s > 0.0 { n / s } else { 0.0 };
     let (first, after) = (end.to_first.as_secs_f64(), end.after_first.as_secs_f64());
+    let prompt_n = (n_prompt as u32).saturating_sub(end.n_reused);
     Timings {
+        cache_n: end.n_reused,
+        prompt_n,
         prompt_ms: first * 1e3,
-        prompt_per_second: per_second(n_prompt as f64 - f64::from(end.n_reused), first),
+        prompt_per_second: per_second(f64::from(prompt_n), first),
+        predicted_n: end.n_generated,
         predicted_ms: after * 1e3,
         predicted_per_second: per_second(f64::from(end.n_generated.saturating_sub(1)), after),
     }

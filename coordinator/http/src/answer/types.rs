@@ -64,10 +64,16 @@ impl CompletionDetails {
 /// Times of one answer, an extension that llama.cpp's server also has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
+    /// Prompt tokens that were reused.
+    pub cache_n: u32,
+    /// Prompt tokens that were computed.
+    pub prompt_n: u32,
     /// Milliseconds to the first token, waiting included.
     pub prompt_ms: f64,
     /// Prompt tokens computed in a second.
     pub prompt_per_second: f64,
+    /// Tokens of the answer.
+    pub predicted_n: u32,
     /// Milliseconds from the first token to the last.
     pub predicted_ms: f64,
     /// Tokens a second after the first.

@@ -315,6 +315,7 @@ pub(crate) const NEED_A_LINE: &[&str] = &[
     "/v1/reranking",
     "/reranking",
     "/completion",
+    "/completions",
     "/infill",
     "/api/chat",
     "/api/generate",

@@ -22,6 +22,8 @@ pub const GENERATING: Unread = &[
     ("cache_prompt", "what is reused never changes an answer"),
     ("n_cache_reuse", "what is reused never changes an answer"),
     ("id_slot", "the scheduler chooses the slot"),
+    ("t_max_prompt_ms", "the prompt is computed as a whole"),
+    ("adaptive_decay", "it means nothing without adaptive_target, which is refused"),
     ("n_keep", "a context never shifts"),
     ("n_discard", "a context never shifts"),
     ("min_keep", "the steps of the chain keep one token at least"),
@@ -79,9 +81,6 @@ pub const STREAM_OPTIONS: Unread = &[
     ("include_obfuscation", "pieces are not padded"),
     ("continuous_usage_stats", "counts come at the end"),
 ];
-
-/// Ignored fields of `/infill`.
-pub const INFILL: Unread = &[("t_max_prompt_ms", "the prompt is computed as a whole")];
 
 /// Fields of `/v1/rerank` and of text-embeddings-inference's shape of it.
 pub const RERANK: Unread = &[

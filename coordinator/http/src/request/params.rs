@@ -90,7 +90,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("bad_words", "use logit_bias, which takes texts too: [[\"TEXT\", false]]"),
     ("prompt_logprobs", "use echo and logprobs, in /v1/completions"),
     ("return_tokens_as_token_ids", "use return_token_ids"),
-    ("return_tokens", "use return_token_ids"),
+    ("return_tokens", "use return_token_ids, in /v1/completions"),
     ("include_stop_str_in_output", "a stop text is never part of an answer"),
     ("truncate_prompt_tokens", "a prompt that is too long is refused, and never cut"),
     ("use_beam_search", "there is no beam search"),
@@ -100,11 +100,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("vllm_xargs", "there are no plug-ins here"),
     ("thinking_token_budget", "max_tokens bounds reasoning and answer together"),
     ("post_sampling_probs", "log-probabilities are the model's own"),
-    ("response_fields", "answers are whole"),
+    ("response_fields", "it is for /completion and /infill"),
     ("grammar_lazy", "use tools that are strict"),
     ("grammar_triggers", "use tools that are strict"),
     ("preserved_tokens", "markers of calls are known by the model's template"),
-    ("adaptive_decay", "this sampler is not implemented here"),
 ];
 
 /// The same for fields that a number turns off. Clients send that number by default.
@@ -113,7 +112,7 @@ const REFUSED_UNLESS: &[(&str, &[f64], &str)] = &[
     ("t_max_predict_ms", &[-1.0, 0.0], "use timeout, which ends the whole request"),
     ("n_indent", &[0.0], "use a grammar"),
     ("n_probs", &[0.0], "use logprobs, in /v1/completions"),
-    ("n_cmpl", &[1.0], "use n"),
+    ("n_cmpl", &[1.0], "use n, in /v1/completions"),
     ("adaptive_target", &[-1.0], "this sampler is not implemented here"),
     ("tfs_z", &[1.0], "this sampler is not implemented here"),
 ];

@@ -63,6 +63,7 @@ fn beside() -> Router<Fleet> {
         .route("/v1/reranking", post(rerank::create))
         .route("/reranking", post(rerank::create))
         .route("/completion", post(completion::create))
+        .route("/completions", post(completion::create))
         .route("/infill", post(infill::create))
         .route("/apply-template", post(props::apply_template))
         .route("/props", get(props::props))
@@ -84,7 +85,7 @@ fn beside() -> Router<Fleet> {
 
 /// The listener's addresses, for the error about an unknown one.
 const ADDRESSES: &str = "POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, \
-     /v1/embeddings, /v1/rerank, /completion, /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show, /tokenize and \
+     /v1/embeddings, /v1/rerank, /completion (/completions), /infill, /apply-template, /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show, /tokenize and \
      /detokenize, and GET /, /v1/models, /v1/streams/ID, /props, /lora-adapters, /slots, /line, /version, /tokenizer_info, /api/tags, /api/ps, \
      /api/version and /health";
 

@@ -55,7 +55,7 @@ type LastEvents = fn(&ApiError) -> String;
 pub(crate) fn last_events_of(path: &str) -> Option<LastEvents> {
     match path {
         chat::PATH | completions::PATH => Some(openai),
-        "/completion" | "/infill" => Some(|error| data(&error.body())),
+        "/completion" | "/completions" | "/infill" => Some(|error| data(&error.body())),
         "/v1/messages" => Some(|error| named("error", &anthropic::error_body(error))),
         "/v1/responses" => Some(responses),
         _ => None,

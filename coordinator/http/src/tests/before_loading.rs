@@ -180,6 +180,7 @@ async fn a_prompt_that_is_too_long_loads_nothing() {
     for (path, body) in [
         ("/v1/chat/completions", json!({ "messages": chat })),
         ("/v1/completions", json!({ "prompt": long })),
+        ("/completion", json!({ "prompt": long })),
         ("/v1/messages", json!({ "messages": chat, "max_tokens": 1 })),
         ("/v1/responses", json!({ "input": long })),
         ("/v1/embeddings", json!({ "input": long })),

@@ -111,6 +111,12 @@ fn of_text() -> Vec<Api> {
             read: |b, l, t| completion::read(b, l, t).map(drop),
             fields: DRAWING,
         },
+        Api {
+            path: "/completion",
+            body: json!({ "prompt": "a" }),
+            read: |b, l, t| completion::read(b, l, t).map(drop),
+            fields: "prompt model logprobs echo best_of suffix t_max_prompt_ms",
+        },
         Api { path: "/infill", body: json!({}), read: infill::tests::read_any, fields: DRAWING },
         Api {
             path: "/infill",

@@ -45,7 +45,7 @@ fn read(path: &str, body: &Value, model: &TextModel) -> Option<Result<(), ApiErr
         "/api/generate" => {
             ollama::read_asked(ollama::request::generate(&bytes), &LIMITS, model).map(drop)
         }
-        "/completion" => completion::read(&bytes, &LIMITS, model).map(drop),
+        "/completion" | "/completions" => completion::read(&bytes, &LIMITS, model).map(drop),
         "/infill" => infill::tests::read_any(&bytes, &LIMITS, model),
         "/v1/embeddings" | "/api/embed" | "/api/embeddings" => {
             embeddings::check(&bytes, &LIMITS, model)
@@ -183,7 +183,6 @@ fn is_unread(kind: &str) -> bool {
         ignored_fields::CALL,
         ignored_fields::COMPLETION,
         ignored_fields::STREAM_OPTIONS,
-        ignored_fields::INFILL,
         ignored_fields::EMBEDDING,
         ignored_fields::RERANK,
         ignored_fields::MESSAGES,

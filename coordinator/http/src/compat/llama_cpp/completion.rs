@@ -6,20 +6,17 @@ use axum::response::Response;
 use brigade_dialect::text_model::TextModel;
 use brigade_line::request::Limits;
 
-use super::answer;
+use super::answer::{self, Asked};
 use crate::clients::name::Name;
 use crate::error::ApiError;
 use crate::fleet::Meant;
 use crate::openai::completions;
 use crate::request::fields::Fields;
-use crate::request::params::Common;
+use crate::request::params::NAMES_OF_TOKENS;
 
 /// Fields of `/v1/completions` that this form of an answer has no place for.
-const REFUSED: &[(&str, &str)] = &[
-    ("logprobs", "use /v1/completions"),
-    ("echo", "use /v1/completions"),
-    ("best_of", "use /v1/completions"),
-];
+const REFUSED: &[(&str, &str)] =
+    &[("logprobs", "use /v1/completions"), ("echo", "use /v1/completions")];
 
 /// Handles `POST /completion`.
 pub(crate) async fn create(
@@ -27,23 +24,31 @@ pub(crate) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (tokens, common) = app.read(request, read).await?;
-    answer::give(&app, &name, tokens, &common).await
+    let asked = app.read(request, read).await?;
+    answer::give(&app, &name, asked).await
 }
 
 /// The prompt of a request, and how to draw.
-pub(crate) fn read(
-    body: &[u8],
-    limits: &Limits,
-    text: &TextModel,
-) -> Result<(Vec<u32>, Common), ApiError> {
+pub(crate) fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Asked, ApiError> {
     let mut fields = Fields::parse(body)?;
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    let (tokens, common) = completions::plain(fields, limits, text)?;
+    if fields.take::<usize>("best_of")?.is_some_and(|best_of| best_of != 1) {
+        return Err(ApiError::unsupported("best_of", "best_of is for /v1/completions"));
+    }
+    let picked = answer::picked(&mut fields)?;
+    let sent = NAMES_OF_TOKENS.into_iter().find(|name| fields.has(name)).unwrap_or("n_predict");
+    let in_their_words =
+        |error: ApiError| error.renamed(&[("max_tokens".to_owned(), sent.to_owned())]);
+    let (tokens, common) = completions::plain(fields, limits, text).map_err(in_their_words)?;
     answer::check_one(&common, "an answer here is one text, and /v1/completions has more")?;
-    Ok((tokens, common))
+    if common.max_tokens == Some(0) {
+        let message =
+            format!("{sent} is 0: at least 1 is needed, or -1 for as many as there is room for");
+        return Err(ApiError::field(sent, message));
+    }
+    Ok(Asked { tokens, common, picked })
 }
 
 #[cfg(test)]
@@ -60,6 +65,13 @@ mod tests {
         assert_eq!(status, 200, "{answer}");
         assert_eq!((&answer["content"], &answer["stop_type"]), (&json!("abc"), &json!("limit")));
         assert_eq!((&answer["stop"], &answer["tokens_predicted"]), (&json!(true), &json!(3)));
+
+        assert_eq!((&answer["stopping_word"], &answer["truncated"]), (&json!(""), &json!(false)));
+
+        let mut picked = body.clone();
+        picked["response_fields"] = json!(["content", "timings/predicted_n", "none/here"]);
+        let (_, answer) = post(&server, "/completions", picked).await;
+        assert_eq!(answer, json!({ "content": "abc", "timings/predicted_n": 3 }));
 
         let mut streamed = body;
         streamed["stream"] = json!(true);
@@ -90,7 +102,9 @@ mod tests {
             ("logprobs", json!(1)),
             ("echo", json!(true)),
             ("best_of", json!(2)),
-            ("resumable", json!(true)),
+            ("return_token_ids", json!(true)),
+            ("n_predict", json!(0)),
+            ("n_predict", json!(-2)),
             ("prompt", json!(["a", "b"])),
         ] {
             let mut body = json!({ "prompt": "a" });
@@ -102,5 +116,12 @@ mod tests {
                 "{answer}"
             );
         }
+        let body = json!({ "prompt": "a", "resumable": true, "stream": true });
+        let (status, answer) = post(&server, "/completion", body).await;
+        assert_eq!(
+            (status.as_u16(), &answer["error"]["param"]),
+            (400, &json!("resumable")),
+            "{answer}"
+        );
     }
 }

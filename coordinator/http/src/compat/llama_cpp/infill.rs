@@ -7,7 +7,7 @@ use brigade_dialect::constrain::answer::of_text;
 use brigade_dialect::text_model::{Gap, TextModel};
 use brigade_line::request::Limits;
 
-use super::answer;
+use super::answer::{self, Asked};
 use crate::clients::name::Name;
 use crate::error::ApiError;
 use crate::fleet::Meant;
@@ -29,8 +29,8 @@ pub(crate) async fn create(
     Extension(name): Extension<Name>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (tokens, common) = app.read(request, read).await?;
-    answer::give(&app, &name, tokens, &common).await
+    let asked = app.read(request, read).await?;
+    answer::give(&app, &name, asked).await
 }
 
 /// Fields that would change an answer, and have no effect here.
@@ -41,7 +41,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// The prompt of a request, and how to draw.
-fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<(Vec<u32>, Common), ApiError> {
+fn read(body: &[u8], limits: &Limits, text: &TextModel) -> Result<Asked, ApiError> {
     read_with(body, limits, text, |others, gap| {
         let tokens = text.encode_fill_in(others, gap);
         tokens.map_err(text_error)?.ok_or_else(|| {
@@ -58,7 +58,7 @@ fn read_with(
     limits: &Limits,
     text: &TextModel,
     encode: impl FnOnce(&[(Option<String>, String)], &Gap<'_>) -> Result<Vec<u32>, ApiError>,
-) -> Result<(Vec<u32>, Common), ApiError> {
+) -> Result<Asked, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model: Option<String> = fields.take("model")?;
     model_name::check_name(text, model.as_deref())?;
@@ -78,6 +78,10 @@ fn read_with(
     }
     limits.check_text(n_bytes)?;
     let tokens = encode(&others, &Gap { prefix: &prefix, suffix: &suffix, begun: &begun })?;
+    let picked = answer::picked(&mut fields)?;
+    // Editors send both, to bound what they ask for while somebody types.
+    fields.leave::<f64>("t_max_predict_ms", "a client that leaves ends its answer")?;
+    fields.leave::<i64>("n_indent", "the editor shows as much of the text as it wants")?;
     let mut left = MAX_TEMPLATE_VALUES;
     let mut common =
         Common::read(&mut fields, limits, text, Some(DEFAULT_INFILL_TOKENS), &mut left)?;
@@ -87,11 +91,8 @@ fn read_with(
     for (name, why) in REFUSED {
         fields.refuse(name, why)?;
     }
-    fields.end(
-        "/infill",
-        &[ignored_fields::COMMON, ignored_fields::GENERATING, ignored_fields::INFILL],
-    );
-    Ok((tokens, common))
+    fields.end("/infill", &[ignored_fields::COMMON, ignored_fields::GENERATING]);
+    Ok(Asked { tokens, common, picked })
 }
 
 #[cfg(test)]
@@ -122,6 +123,6 @@ pub mod tests {
         let limits = Limits { n_ctx: 64, n_vocab: 300, answer: 1024, encoder: None };
         let body = br#"{"json_schema": {"type": "integer"}}"#;
         let read = read_with(body, &limits, &TextModel::sample(), |_, _| Ok(vec![1])).unwrap();
-        assert!(read.1.constraint.is_some());
+        assert!(read.common.constraint.is_some());
     }
 }
