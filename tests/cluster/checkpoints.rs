@@ -1,8 +1,8 @@
 //! Checkpoints: when a worker is lost, streams go on from copies of their states. The bytes are those of an undisturbed
 //! run, and fewer positions are computed again than the streams' prompts have.
 //!
-//! The table of pauses takes half an hour, and what checkpoints cost a quarter of one:
-//! `cargo test --release --test cluster -- --ignored checkpoints::pauses`, and `... cost`.
+//! The table of pauses and the one of what checkpoints cost take more than half an hour each. `.ci/nightly` prints those of
+//! one architecture (`pauses`, `pauses-hybrid`, `checkpoints-cost`, `checkpoints-cost-hybrid`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -563,5 +563,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         over_tls_copies_go_to_the_buddy_alone;
     alone:
         pauses_are_ten_times_shorter ignored("takes half an hour: prints the table of pauses"),
-        checkpoints_cost_little ignored("takes a quarter of an hour: prints what checkpoints cost");
+        checkpoints_cost_little ignored("takes half an hour: prints what checkpoints cost");
 ];
