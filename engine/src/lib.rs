@@ -40,5 +40,5 @@ pub mod weights;
 /// Everything that computes on many numbers on the host, with the tables that this machine can run.
 pub mod kernels {
     pub use brigade_kernels::*;
-    pub use brigade_kernels_tables::{available, select, unfused};
+    pub use brigade_kernels_tables::{available, fast, select, unfused};
 }

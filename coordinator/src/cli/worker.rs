@@ -110,9 +110,9 @@ pub struct WorkerArgs {
     /// same
     #[arg(long)]
     no_coopmat: bool,
-    /// Compute prompts on the GPU's f16 matrix units, which is faster. Answers may then differ from those without this
-    /// option, and may change with the GPU, its driver, and the requests that run at the same time: the same bytes are
-    /// not promised
+    /// Compute prompts faster: on the GPU's f16 matrix units, or on a CPU with AVX-512 BF16 where weights are F16 or BF16.
+    /// Answers may then differ from those without this option, and may change with the device, its driver, and the
+    /// requests that run at the same time: the same bytes are not promised
     #[arg(long, conflicts_with = "no_coopmat")]
     fast_math: bool,
     /// After so many batches of commands the GPU counts as lost, once

@@ -3,7 +3,8 @@
 //!
 //! For products it prints bytes of weights a second beside the memory's, and operations a second beside the
 //! arithmetic's. `BRIGADE_BENCH_ROWS` and `BRIGADE_BENCH_COLS` are the sides of the matrix, and
-//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with. Cases named `experts` are in [`experts`], `fork-join` and
+//! `BRIGADE_BENCH_BATCHES` lists the numbers of rows that it is multiplied with; `BRIGADE_BENCH_CONTEXTS` those of
+//! positions that rows attend to. Cases named `experts` are in [`experts`], `fork-join` and
 //! `rowwise` in [`threads`]. [`common`] says what else the environment chooses.
 
 #[path = "../common/mod.rs"]
@@ -66,8 +67,10 @@ fn main() {
     experts::measure(&bench);
     threads::measure(&bench);
     if bench.wants("attention") {
-        for n_rows in [1, 8, 64] {
-            attention(&bench, n_rows, 1024);
+        for context in numbers("BRIGADE_BENCH_CONTEXTS", "1024") {
+            for n_rows in [1, 8, 64] {
+                attention(&bench, n_rows, context);
+            }
         }
     }
 }
@@ -81,11 +84,11 @@ fn side(name: &str) -> usize {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(SIDE)
 }
 
-/// The numbers of rows that `BRIGADE_BENCH_BATCHES` lists, or a few that tell most.
-fn rows() -> Vec<usize> {
-    let given = std::env::var("BRIGADE_BENCH_BATCHES").ok();
-    let all = given.as_deref().unwrap_or("1,8,32,256").split(',');
-    all.map(|n| n.trim().parse().expect("a list of numbers of rows")).collect()
+/// The numbers that the environment lists under `name`, or these.
+fn numbers(name: &str, these: &str) -> Vec<usize> {
+    let given = std::env::var(name).ok();
+    let all = given.as_deref().unwrap_or(these).split(',');
+    all.map(|n| n.trim().parse().expect("a list of numbers")).collect()
 }
 
 fn matmul(bench: &Bench, ty: GgmlType) {
@@ -102,7 +105,7 @@ fn matmul(bench: &Bench, ty: GgmlType) {
     let packed = (COPIES * bytes.len()) as f64 / begin.elapsed().as_secs_f64();
     println!("{ty:7} packed at {:.2} GB/s", packed / 1e9);
     let weights: Vec<_> = (0..COPIES).map(|_| pack()).collect();
-    for n_rows in rows() {
+    for n_rows in numbers("BRIGADE_BENCH_BATCHES", "1,8,32,256") {
         let x = values(n_rows * cols);
         let mut out = vec![0.0; n_rows * n_out];
         let forms = Derived::default();

@@ -56,7 +56,7 @@ pub use ops::kv::pages::KvRows;
 pub use ops::kv::pooling::Pooling;
 pub use ops::rowwise::moves::HeadColumns;
 pub use pool::{MAX_THREADS, Pool};
-pub use table::{Kernels, NUMERICS, NUMERICS_UNFUSED, fast_numerics};
+pub use table::{Kernels, NUMERICS, NUMERICS_PAIRS, NUMERICS_UNFUSED, fast_numerics};
 pub use tiles::attention::chosen_blocks::{ChosenBlocks, NO_BLOCK};
 pub use tiles::attention::paged::{Attend, AttendPart, AttendVariant, DistanceBiases};
 pub use tiles::attention::rope::{RopeParams, RopeTable, Yarn};

@@ -40,6 +40,8 @@ const DOT_OPS: usize = 2 * 4 * LANES;
 const WIDE_BITS: f64 = 8.0;
 /// Operations of a fused step.
 const FMA_OPS: usize = 2 * LANES;
+/// Operations of a sum of pairs.
+const PAIR_OPS: usize = 2 * 2 * LANES;
 
 /// Bytes a second that all threads together read from memory.
 ///
@@ -113,6 +115,13 @@ pub fn int8_peak(compute: &Compute) -> Int8Peak {
 /// f32 operations a second of all threads together, additions and multiplications counted.
 pub fn f32_peak(compute: &Compute) -> f64 {
     arithmetic(compute, compute.kernels().probe_fmas) * FMA_OPS as f64
+}
+
+/// Operations a second of all threads together in pairs of bfloat16 values, additions and multiplications counted; `None`
+/// where the table has no such products.
+pub fn pairs_peak(compute: &Compute) -> Option<f64> {
+    let pairs = compute.kernels().pairs.as_ref()?;
+    Some(arithmetic(compute, pairs.probe) * PAIR_OPS as f64)
 }
 
 /// Four-byte dot products with narrow and wide weights, and fused steps, that a thread does in `turns` rounds: what is

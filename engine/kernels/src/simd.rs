@@ -164,6 +164,29 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Start of an accumulator of `dot4_signed`, given `-Σx` over all its activations.
     fn signed_start(self, neg_sum: i32) -> Self::I;
 
+    /// Two columns as pairs of bfloat16 values: of each lane `first` in the low half and `second` in the high one, both rounded to
+    /// nearest even.
+    #[inline(always)]
+    fn pair(self, first: Self::F, second: Self::F) -> Self::I {
+        let mut lanes = [[0.0; LANES]; 2];
+        self.store(first, &mut lanes[0]);
+        self.store(second, &mut lanes[1]);
+        let mut bytes = [[0; 4]; LANES];
+        for i in 0..LANES {
+            bytes[i] = bf16_pair(lanes[0][i], lanes[1][i]).to_le_bytes();
+        }
+        self.load_bytes(&bytemuck::cast(bytes))
+    }
+    /// `acc` plus the products of both values of each lane, those of the high halves first: two sums, each rounded, as the
+    /// products are exact. Subnormal products and sums may be zero.
+    #[inline(always)]
+    fn dot_pairs(self, acc: Self::F, w: Self::I, x: Self::I) -> Self::F {
+        let high = self.splat_i(!0xffff);
+        let [w_low, x_low] = [w, x].map(|v| self.bits_f32(self.shl_i(v, 16)));
+        let [w_high, x_high] = [w, x].map(|v| self.bits_f32(self.and_i(v, high)));
+        self.fma(w_low, x_low, self.fma(w_high, x_high, acc))
+    }
+
     /// Asks for the cache lines `ahead..ahead + len` bytes from the start of `bytes`, which may lie
     /// beyond its end. A hint: implementations without one do nothing.
     #[inline(always)]
@@ -209,6 +232,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store(v, &mut lanes);
         fold(lanes, |a, b| if a > b { a } else { b })
     }
+}
+
+/// Two values as bfloat16, rounded to nearest even, `first` in the low half.
+#[inline(always)]
+pub(crate) fn bf16_pair(first: f32, second: f32) -> u32 {
+    let bits = |x: f32| u32::from(half::bf16::from_f32(x).to_bits());
+    bits(first) | bits(second) << 16
 }
 
 /// Most chains of one row.

@@ -3,6 +3,7 @@
 
 use super::cpu;
 use super::simd::Simd;
+use crate::cpu::products::matmul_pairs::PairProducts;
 use crate::tiles::attention::block_index::ProductTile;
 use crate::tiles::attention::depth::DepthRow;
 use crate::tiles::attention::index_scores::IndexTile;
@@ -28,6 +29,10 @@ pub const NUMERICS: u32 = 1;
 /// Version of the numerics of kernels without fused steps, which are those of GPUs.
 pub const NUMERICS_UNFUSED: u32 = 1 << 16 | NUMERICS;
 
+/// Version of the numerics of kernels that multiply many rows with weights of F16 and BF16 in pairs of bfloat16 values. How many
+/// rows are together shows in their bits.
+pub const NUMERICS_PAIRS: u32 = 1 << 17 | NUMERICS;
+
 /// Version of the numerics of a GPU with fast math. Matrix units add in orders of their own, so every maker, device and
 /// driver, which `identity` names, has a version that differs from all others.
 pub fn fast_numerics(identity: &str) -> u32 {
@@ -40,13 +45,15 @@ pub fn fast_numerics(identity: &str) -> u32 {
 pub struct Kernels {
     /// Name for logs and for `--kernels`: `avx512`, `avxvnni`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
-    /// Version of the numerics: [`NUMERICS`], or [`NUMERICS_UNFUSED`].
+    /// Version of the numerics: [`NUMERICS`], [`NUMERICS_UNFUSED`], or [`NUMERICS_PAIRS`].
     pub numerics: u32,
     /// Whether this machine has the instructions.
     pub detected: fn() -> bool,
     /// Makes blocks of 8-bit activations of values, 32 to a block.
     pub quantize: fn(&[f32], &mut [ActBlock]),
     pub(super) matmul: fn(&MatmulChunk<'_>),
+    /// Products in pairs, for tables of [`NUMERICS_PAIRS`].
+    pub(super) pairs: Option<PairProducts>,
     pub(super) rms_norm: fn(&mut [f32], &[f32], f32),
     pub(super) l2_norm: fn(&mut [f32], f32),
     pub(super) layer_norm: fn(&mut [f32], &[f32], &[f32], f32),
@@ -108,6 +115,7 @@ impl Kernels {
             detected: || S::detect().is_some(),
             quantize: cpu::products::activations::quantize::<S>,
             matmul: cpu::products::matmul::chunk::<S>,
+            pairs: None,
             rms_norm: cpu::rowwise::norm::rms_norm::<S>,
             l2_norm: cpu::rowwise::norm::l2_norm::<S>,
             layer_norm: cpu::rowwise::norm::layer_norm::<S>,
@@ -171,6 +179,17 @@ impl Kernels {
             matmul: cpu::products::matmul::chunk::<S>,
             probe_narrow_dots: cpu::probe::narrow_dots::<S>,
             probe_wide_dots: cpu::probe::wide_dots::<S>,
+            ..*others
+        }
+    }
+
+    /// All of `others`, and products in pairs of bfloat16 values, which are compiled for the instructions of `S`.
+    pub const fn with_pairs_of<S: Simd>(others: &Self) -> Self {
+        Self {
+            name: S::NAME,
+            numerics: NUMERICS_PAIRS,
+            detected: || S::detect().is_some(),
+            pairs: Some(PairProducts::of::<S>()),
             ..*others
         }
     }

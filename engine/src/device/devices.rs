@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::hardware::may_have_accelerators;
 use super::kinds::KINDS;
 use super::{Device, DeviceName, DeviceWish, numerics_of, self_test};
-use crate::kernels::{DeviceError, DeviceFault, KernelError, select};
+use crate::kernels::{DeviceError, DeviceFault, KernelError, Kernels, fast, select};
 use crate::ops::{DeviceClass, DeviceFacts, DeviceKind, DeviceOptions, OpenDevice};
 
 /// Opens devices. All stages of a process share one of these, and so the memory and the kernels of each device beside the host.
@@ -27,8 +27,12 @@ struct Accelerators {
 }
 
 /// Why the CPU alone is not used with fast math.
-const FAST_MATH_ON_CPU: &str = "--fast-math is for GPUs with f16 matrix units, and here the CPU computes: start without --fast-math, \
-    or name such a GPU with --device (`brigade devices` lists them)";
+const FAST_MATH_ON_CPU: &str = "--fast-math is for GPUs with f16 matrix units and for CPUs with AVX-512 BF16, and here a CPU without it \
+    computes: start without --fast-math, or name such a GPU with --device (`brigade devices` lists them)";
+
+/// Why a table is not used with fast math.
+const FAST_MATH_TABLE: &str = "--fast-math has a kernel table of its own on CPUs, avx512bf16: start without --kernels or without \
+    --fast-math";
 
 impl Devices {
     /// Devices that are used like that.
@@ -44,7 +48,8 @@ impl Devices {
     /// The device of that name, with `threads` threads of the host, pinned to `cpus` if given.
     ///
     /// # Errors
-    /// There is no such table or GPU, the GPU computes other bits than it has to, or the system refuses a thread.
+    /// There is no such table or GPU, the GPU computes other bits than it has to, the CPU has no fast math where that was asked for,
+    /// or the system refuses a thread.
     pub fn open(
         &self,
         name: &DeviceName,
@@ -52,7 +57,7 @@ impl Devices {
         cpus: Option<&[usize]>,
     ) -> Result<Device, KernelError> {
         match name {
-            DeviceName::Cpu(table) => Device::cpu(select(table.as_deref())?, threads, cpus),
+            DeviceName::Cpu(table) => Device::cpu(self.table(table.as_deref())?, threads, cpus),
             DeviceName::Accelerator { kind, index } => {
                 let device = self.accelerator(kind, *index)?.device.clone();
                 Device::beside_host(device, &name.to_string(), threads, cpus)
@@ -69,17 +74,26 @@ impl Devices {
         }
     }
 
-    /// Opens the GPU of that name and tests it; for the CPU there is nothing to do, unless fast math was asked for.
+    /// The kernel table of the CPU: that of the name, or the fastest one.
+    fn table(&self, name: Option<&str>) -> Result<&'static Kernels, KernelError> {
+        if !self.options.fast_math {
+            return select(name);
+        }
+        let unfit = |text: &str| {
+            KernelError::from(DeviceError { fault: DeviceFault::Unfit, text: text.to_owned() })
+        };
+        let table = fast().ok_or_else(|| unfit(FAST_MATH_ON_CPU))?;
+        let is_it = name.is_none_or(|name| name == table.name);
+        if is_it { Ok(table) } else { Err(unfit(FAST_MATH_TABLE)) }
+    }
+
+    /// Opens the GPU of that name and tests it; of the CPU it looks for the kernel table.
     ///
     /// # Errors
-    /// As [`Devices::open`]; and the CPU has no fast math.
+    /// As [`Devices::open`].
     pub fn check(&self, name: &DeviceName) -> Result<(), KernelError> {
         match name {
-            DeviceName::Cpu(_) if self.options.fast_math => {
-                let text = FAST_MATH_ON_CPU.to_owned();
-                Err(DeviceError { fault: DeviceFault::Unfit, text }.into())
-            }
-            DeviceName::Cpu(_) => Ok(()),
+            DeviceName::Cpu(table) => self.table(table.as_deref()).map(drop),
             DeviceName::Accelerator { kind, index } => self.accelerator(kind, *index).map(drop),
         }
     }
@@ -90,7 +104,7 @@ impl Devices {
     /// As [`Devices::open`].
     pub fn numerics(&self, name: &DeviceName) -> Result<u32, KernelError> {
         match name {
-            DeviceName::Cpu(table) => Ok(select(table.as_deref())?.numerics),
+            DeviceName::Cpu(table) => Ok(self.table(table.as_deref())?.numerics),
             DeviceName::Accelerator { kind, index } => {
                 Ok(numerics_of(&self.accelerator(kind, *index)?.device.facts()))
             }
@@ -100,10 +114,10 @@ impl Devices {
     /// The name of a device when it is open: that of its kernel table, or its own.
     ///
     /// # Errors
-    /// There is no such table.
+    /// As [`Devices::open`].
     pub fn called(&self, name: &DeviceName) -> Result<String, KernelError> {
         match name {
-            DeviceName::Cpu(table) => Ok(select(table.as_deref())?.name.to_owned()),
+            DeviceName::Cpu(table) => Ok(self.table(table.as_deref())?.name.to_owned()),
             DeviceName::Accelerator { .. } => Ok(name.to_string()),
         }
     }

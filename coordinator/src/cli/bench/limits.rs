@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use brigade_engine::device::{DeviceName, Devices};
-use brigade_engine::kernels::{Compute, probe, select};
+use brigade_engine::kernels::{Compute, fast, probe, select};
 use brigade_line::handle::LineInfo;
 use brigade_worker::host;
 use serde::Serialize;
@@ -32,6 +32,9 @@ pub(super) struct Peaks {
     pub(super) int8_gop_per_second: f64,
     /// f32 products, 10^9 operations a second.
     pub(super) f32_gop_per_second: f64,
+    /// Products in pairs of bfloat16 values, with fast math.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pairs_gop_per_second: Option<f64>,
 }
 
 /// The arithmetic that bounds a model's products.
@@ -44,12 +47,17 @@ pub(super) enum Peak {
     Int8,
     /// f32 arithmetic, for floating-point weights.
     F32,
+    /// Pairs of bfloat16 values, for those of 16 bits with fast math.
+    Pairs,
 }
 
 impl Peak {
-    /// The arithmetic of a model most of whose weights have the type `quant`.
-    pub(super) fn of(quant: &str) -> Self {
+    /// The arithmetic of a model most of whose weights have the type `quant`, on a machine with `limits`.
+    pub(super) fn of(quant: &str, limits: Option<Limits>) -> Self {
+        let in_pairs =
+            |of: Limits| of.peaks.is_some_and(|peaks| peaks.pairs_gop_per_second.is_some());
         match quant {
+            "F16" | "BF16" if limits.is_some_and(in_pairs) => Self::Pairs,
             "F32" | "F16" | "BF16" => Self::F32,
             "Q8_0" => Self::Int8,
             _ => Self::Nibble,
@@ -61,6 +69,7 @@ impl Peak {
             Self::Nibble => "4-bit int8",
             Self::Int8 => "int8",
             Self::F32 => "f32",
+            Self::Pairs => "bf16 pairs",
         }
     }
 }
@@ -68,11 +77,13 @@ impl Peak {
 impl Limits {
     /// The measured limit of an arithmetic; `None`: it was not measured.
     pub(super) fn peak(&self, peak: Peak) -> Option<f64> {
-        self.peaks.map(|peaks| match peak {
-            Peak::Nibble => peaks.nibble_gop_per_second,
-            Peak::Int8 => peaks.int8_gop_per_second,
-            Peak::F32 => peaks.f32_gop_per_second,
-        })
+        let peaks = self.peaks?;
+        match peak {
+            Peak::Nibble => Some(peaks.nibble_gop_per_second),
+            Peak::Int8 => Some(peaks.int8_gop_per_second),
+            Peak::F32 => Some(peaks.f32_gop_per_second),
+            Peak::Pairs => peaks.pairs_gop_per_second,
+        }
     }
 
     /// Prints them as a line.
@@ -82,12 +93,15 @@ impl Limits {
             return output::line(format_args!("  the GPU: memory copied at {memory:.1} GB/s"));
         };
         output::line(format_args!(
-            "  {} thread{}: memory read {memory:.1} GB/s, int8 {:.0} GOP/s ({:.0} with 4-bit codes), f32 {:.1} GOP/s",
+            "  {} thread{}: memory read {memory:.1} GB/s, int8 {:.0} GOP/s ({:.0} with 4-bit codes), f32 {:.1} GOP/s{}",
             self.threads,
             if self.threads == 1 { "" } else { "s" },
             peaks.int8_gop_per_second,
             peaks.nibble_gop_per_second,
             peaks.f32_gop_per_second,
+            peaks
+                .pairs_gop_per_second
+                .map_or(String::new(), |pairs| format!(", bf16 pairs {pairs:.1} GOP/s")),
         ))
     }
 }
@@ -130,7 +144,9 @@ pub(super) async fn measure(info: &LineInfo, line: &LineArgs) -> Result<Vec<Limi
 }
 
 fn of_threads(table: &str, threads: usize, cpus: Option<&[usize]>) -> Result<Limits> {
-    let compute = Compute::new(select(Some(table))?, threads, cpus)?;
+    let fast = fast().filter(|fast| fast.name == table);
+    let kernels = fast.map_or_else(|| select(Some(table)), Ok)?;
+    let compute = Compute::new(kernels, threads, cpus)?;
     compute.pool().pin_caller();
     let int8 = probe::int8_peak(&compute);
     Ok(Limits {
@@ -140,6 +156,7 @@ fn of_threads(table: &str, threads: usize, cpus: Option<&[usize]>) -> Result<Lim
             nibble_gop_per_second: int8.narrow / 1e9,
             int8_gop_per_second: int8.wide / 1e9,
             f32_gop_per_second: probe::f32_peak(&compute) / 1e9,
+            pairs_gop_per_second: probe::pairs_peak(&compute).map(|peak| peak / 1e9),
         }),
     })
 }
@@ -154,7 +171,14 @@ mod tests {
         assert!(limits.memory_gb_per_second > 0.0, "{limits:?}");
         let peaks = [Peak::Nibble, Peak::Int8, Peak::F32].map(|peak| limits.peak(peak).unwrap());
         assert!(peaks.iter().all(|peak| *peak > 0.0), "{limits:?}");
-        let kinds = ["F16", "Q8_0", "Q4_K"].map(Peak::of);
-        assert_eq!(kinds, [Peak::F32, Peak::Int8, Peak::Nibble]);
+        let kinds =
+            |limits: Limits| ["F16", "Q8_0", "Q4_K"].map(|quant| Peak::of(quant, Some(limits)));
+        assert_eq!(kinds(limits), [Peak::F32, Peak::Int8, Peak::Nibble]);
+        assert_eq!(limits.peak(Peak::Pairs), None);
+        if let Some(fast) = fast() {
+            let limits = of_threads(fast.name, 1, None).unwrap();
+            assert_eq!(kinds(limits), [Peak::Pairs, Peak::Int8, Peak::Nibble]);
+            assert!(limits.peak(Peak::Pairs) > limits.peak(Peak::F32), "{limits:?}");
+        }
     }
 }

@@ -277,9 +277,9 @@ pub struct LineArgs {
     /// Do not use GPUs' matrix units, for drivers that fail with them: prompts then take longer, results are the same
     #[arg(long, conflicts_with = "worker")]
     pub no_coopmat: bool,
-    /// Compute prompts on GPUs' f16 matrix units, which is faster. Answers may then differ from those without this
-    /// option, and may change with the GPU, its driver, and the requests that run at the same time: the same bytes are
-    /// not promised
+    /// Compute prompts faster: on GPUs' f16 matrix units, and on CPUs with AVX-512 BF16 where weights are F16 or BF16.
+    /// Answers may then differ from those without this option, and may change with the device, its driver, and the
+    /// requests that run at the same time: the same bytes are not promised
     #[arg(long, conflicts_with_all = ["worker", "no_coopmat"])]
     pub fast_math: bool,
     /// Kernel table all stages must use, e.g. reference, avx2, avxvnni, avx512 [default: each its best]

@@ -180,6 +180,7 @@ impl Simd for Avx512 {
     fn dot4_signed(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         isa!(_mm512_dpbusd_epi32(acc, w, x))
     }
+    on!(pairs);
     #[inline(always)]
     fn signed_start(self, neg_sum: i32) -> __m512i {
         self.shl_i(self.splat_i(neg_sum), 7)

@@ -25,12 +25,14 @@ macro_rules! on {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni")
     };
+    (pairs) => {};
     ($enabled:item) => {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
         $enabled
     };
 }
 
+pub mod bf16;
 mod lanes;
 pub use lanes::Avx512;
 

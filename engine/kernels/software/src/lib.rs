@@ -16,6 +16,7 @@ macro_rules! on {
     (detected) => {
         true
     };
+    (pairs) => {};
     ($enabled:item) => {
         #[target_feature(enable = "avx2,fma,f16c")]
         $enabled

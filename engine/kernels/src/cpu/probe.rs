@@ -119,6 +119,28 @@ pub(crate) fn fmas<S: Simd>(turns: usize) -> usize {
     run::<S, _>(Fmas(turns))
 }
 
+/// Does `turns` rounds of independent sums of pairs; returns their number.
+pub(crate) fn pairs<S: Simd>(turns: usize) -> usize {
+    struct Pairs(usize);
+    impl Op for Pairs {
+        type Out = usize;
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> usize {
+            let half = s.splat(black_box(0.5));
+            let w = s.pair(half, half);
+            let mut sums: [S::F; CHAINS] = std::array::from_fn(|i| s.splat(i as f32));
+            for _ in 0..self.0 {
+                for sum in &mut sums {
+                    *sum = s.dot_pairs(*sum, w, w);
+                }
+            }
+            black_box(sums.into_iter().fold(0.0, |sum, v| sum + s.sum(v)));
+            self.0 * CHAINS
+        }
+    }
+    run::<S, _>(Pairs(turns))
+}
+
 #[inline(always)]
 fn fma_chains<S: Simd, const N: usize>(s: S, turns: usize) -> usize {
     let (a, b) = (s.splat(black_box(0.5)), s.splat(black_box(1.5)));

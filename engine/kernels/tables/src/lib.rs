@@ -48,6 +48,16 @@ pub fn available_unfused() -> impl Iterator<Item = &'static Kernels> {
     unfused_tables().filter(|table| (table.detected)())
 }
 
+/// The table that computes prompts faster, with bits of its own
+/// ([`NUMERICS_PAIRS`](brigade_kernels::NUMERICS_PAIRS)), if this machine can run it. It is used where fast math is asked for.
+pub fn fast() -> Option<&'static Kernels> {
+    #[cfg(target_arch = "x86_64")]
+    let table = Some(&brigade_kernels_avx512::bf16::TABLE);
+    #[cfg(not(target_arch = "x86_64"))]
+    let table: Option<&'static Kernels> = None;
+    table.filter(|table| (table.detected)())
+}
+
 /// The tables of [`NUMERICS`](brigade_kernels::NUMERICS) that this machine can run, fastest first; the last one is
 /// `reference`.
 pub fn available() -> Vec<&'static Kernels> {

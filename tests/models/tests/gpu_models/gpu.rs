@@ -6,10 +6,10 @@ use std::sync::Mutex;
 
 use brigade_engine::batch::{SamplerSetup, SamplingParams, SeqPart, SlotId, Want};
 use brigade_engine::device::{DeviceClass, DeviceName, DeviceOptions, Devices, gpus};
-use brigade_engine::kernels::NUMERICS_UNFUSED;
+use brigade_engine::kernels::{NUMERICS_PAIRS, NUMERICS_UNFUSED, fast};
 use brigade_gguf::Gguf;
 use brigade_model_tests::each::each;
-use brigade_model_tests::golden::{Golden, argmax, relative_error, same_bits};
+use brigade_model_tests::golden::{Golden, Recipe, argmax, relative_error, same_bits};
 use brigade_model_tests::line::{self, Line, LineConfig};
 use brigade_synth::{AdapterSpec, write_adapter};
 
@@ -299,10 +299,40 @@ fn fast_math_has_numerics_of_its_own() {
     assert_ne!(kind(false), kind(true), "copies of states");
 }
 
-fn a_cpu_has_no_fast_math() {
+fn a_cpu_has_fast_math_with_bf16_and_says_so_without() {
     let devices = Devices::new(DeviceOptions { fast_math: true, ..DeviceOptions::default() });
-    let refusal = devices.check(&DeviceName::Cpu(None)).unwrap_err().to_string();
-    assert!(refusal.contains("start without --fast-math"), "{refusal}");
+    let refusal = |table: Option<&str>| {
+        let name = DeviceName::Cpu(table.map(str::to_owned));
+        let refused = devices.check(&name).err().map(|error| error.to_string());
+        refused.inspect(|text| assert!(text.contains("without --fast-math"), "{text}"))
+    };
+    assert!(refusal(Some("reference")).is_some(), "another table");
+    let Some(fast) = fast() else {
+        assert!(refusal(None).is_some(), "no such instructions");
+        return;
+    };
+    assert_eq!([refusal(None), refusal(Some(fast.name))], [None, None]);
+    let cpu = DeviceName::Cpu(None);
+    assert_eq!(devices.called(&cpu).unwrap(), fast.name);
+    assert_eq!(devices.numerics(&cpu).unwrap(), NUMERICS_PAIRS);
+
+    let [arch, size, quant] = ["llama", "tiny", "F16"].map(str::to_owned);
+    let fnv1a = "b63566a9d739173f".to_owned();
+    let path = Recipe { arch, size, seed: 0, quant, fnv1a }.make();
+    let tokens = &Golden::repository().manifest.tokens;
+    let line = |fast_math| {
+        let cpu = if fast_math { fast.name } else { "reference" };
+        Line::open(&path, &LineConfig { kernels: Some(cpu), fast_math, ..LineConfig::default() })
+    };
+    let [exact, pairs] = [false, true].map(|fast| line(fast).logits(tokens, tokens.len()).concat());
+    let squares =
+        |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v * v)).sum::<f64>();
+    let off = squares(&mut exact.iter().zip(&pairs).map(|(a, b)| a - b));
+    let error = (off / squares(&mut exact.iter().copied())).sqrt();
+    println!("llama in F16 with pairs of bfloat16: logits are {error:.1e} off");
+    assert!(error > 0.0 && error < 2e-2, "{error:.1e}");
+    let kinds = [false, true].map(|fast| line(fast).stages()[0].copy_kind());
+    assert_ne!(kinds[0], kinds[1], "copies of states");
 }
 
 pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
@@ -313,5 +343,5 @@ pub const TESTS: &[brigade_harness::Test] = brigade_harness::tests![
         greedy_tokens_are_those_of_unfused,
         golden_models_with_fast_math_are_as_near_as_without,
         fast_math_has_numerics_of_its_own,
-        a_cpu_has_no_fast_math;
+        a_cpu_has_fast_math_with_bf16_and_says_so_without;
 ];

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::matmul_choice;
 use super::matmul_f32::{Bf16, F16, F32, FloatTile};
-use super::matmul_few::Tiles;
+use super::matmul_few::{Tile, Tiles};
 use super::matmul_many::{MANY_ROWS, Sliced, slices};
 use super::matmul_q8::QuantTile;
 use crate::format::{FormatVisitor, PanelFormat, with_kernel_format};
@@ -32,7 +32,7 @@ pub(crate) fn chunk<S: Simd>(chunk: &MatmulChunk<'_>) {
 }
 
 /// Computes one chunk with weights of kind `K`, which are multiplied in f32.
-fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+fn product<S: Simd, K: Tile + Sliced>(chunk: &MatmulChunk<'_>) {
     if chunk.rows.len() < MANY_ROWS {
         few::<S, K>(chunk);
     } else {
@@ -41,6 +41,6 @@ fn product<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
 }
 
 /// Computes one chunk with weights of kind `K`, by tiles of few rows.
-fn few<S: Simd, K: Sliced>(chunk: &MatmulChunk<'_>) {
+fn few<S: Simd, K: Tile>(chunk: &MatmulChunk<'_>) {
     const { Tiles::of::<S, K>() }.run(chunk);
 }

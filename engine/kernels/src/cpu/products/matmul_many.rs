@@ -11,7 +11,6 @@
 
 use std::ops::Range;
 
-use super::matmul_few::Tile;
 use crate::cpu::proof;
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
@@ -60,7 +59,7 @@ pub(super) type Slice<A, S> = <<A as Sums>::Kind as SliceKind>::Slice<S>;
 pub(super) type Row<A> = <<A as Sums>::Kind as SliceKind>::Row;
 
 /// The unpacking of a panel's slices.
-pub(super) trait Sliced: Tile {
+pub(super) trait Sliced {
     /// The kind of the unpacked slices.
     type Kind: SliceKind;
     /// Columns of a slice; the last one of a panel may have fewer.

@@ -7,4 +7,5 @@ pub(super) mod matmul_choice;
 pub(crate) mod matmul_f32;
 pub(crate) mod matmul_few;
 pub(crate) mod matmul_many;
+pub(crate) mod matmul_pairs;
 pub(crate) mod matmul_q8;

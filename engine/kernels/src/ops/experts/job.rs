@@ -270,7 +270,7 @@ impl Work<'_> {
     ) {
         let (first_row, n_rows, cols) = (rows.start, rows.len(), w.rows);
         let out = OutMatrix { start, first_row, n_rows, cols, owner: PhantomData };
-        (self.compute.kernels().matmul)(&MatmulChunk {
+        self.compute.kernels().multiply(&MatmulChunk {
             w,
             x,
             panels: part.panels.clone(),

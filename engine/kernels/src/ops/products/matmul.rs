@@ -124,12 +124,12 @@ impl Compute {
         let cut = self.cut(&jobs);
         jobs.iter().for_each(|job| job.x.prepare(self, job.w));
         let shared: Vec<_> = jobs.iter_mut().map(Job::shared).collect();
-        let matmul = self.kernels().matmul;
+        let kernels = self.kernels();
         self.pool().run(cut.n_chunks, &|chunk, _| {
             let Place { job, part, group } = cut.place(chunk);
             let (of_job, Shared { w, x, rows, out }) = (&cut.jobs[job], &shared[job]);
             let first_row = rows.start + group * of_job.row_group;
-            matmul(&MatmulChunk {
+            kernels.multiply(&MatmulChunk {
                 w: *w,
                 x,
                 panels: of_job.panels(part),

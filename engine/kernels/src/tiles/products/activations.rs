@@ -28,6 +28,10 @@ pub(crate) type BlockSlice = [ActBlock; SLICE / ACT_BLOCK];
 /// A row's slice in f32.
 pub(crate) type FloatSlice = [f32; FLOAT_SLICE];
 
+/// A row's slice in pairs of bfloat16 values, the first of each in the low half. A last value without another one has zero
+/// beside it.
+pub(crate) type PairSlice = [u32; FLOAT_SLICE / 2];
+
 /// One block of 8-bit activations with what the kernels want to know about it: one cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Zeroable)]
 #[repr(C, align(64))]
@@ -79,6 +83,7 @@ impl ActBlock {
 pub(crate) struct ReusedRows {
     pub(crate) blocks: Reused<BlockSlice>,
     pub(crate) floats: Reused<FloatSlice>,
+    pub(crate) pairs: Reused<PairSlice>,
 }
 
 /// The other forms of some rows that products have read so far.
@@ -86,6 +91,7 @@ pub(crate) struct ReusedRows {
 pub(crate) struct ActForms {
     pub(crate) blocks: OnceLock<SlicedRows<BlockSlice>>,
     pub(crate) floats: OnceLock<SlicedRows<FloatSlice>>,
+    pub(crate) pairs: OnceLock<SlicedRows<PairSlice>>,
 }
 
 /// Rows of activations `[n_rows, cols]` for products. The first product that reads them in another form makes that form,
@@ -146,5 +152,15 @@ impl<'a> ActRows<'a> {
     pub(crate) fn floats(&self, slice: usize, r: usize) -> &[FloatSlice] {
         let floats = self.forms.floats.get();
         floats.expect("many rows prepared for these weights lie in slices").slice_from(slice, r)
+    }
+
+    /// As [`ActRows::floats`], in pairs.
+    ///
+    /// # Panics
+    /// If these rows were not prepared for products in pairs, or are few.
+    #[inline(always)]
+    pub(crate) fn pairs(&self, slice: usize, r: usize) -> &[PairSlice] {
+        let pairs = self.forms.pairs.get();
+        pairs.expect("many rows prepared for these weights lie in pairs").slice_from(slice, r)
     }
 }

@@ -15,6 +15,7 @@ where
         agree::<brigade_kernels_avx2::Avx2, O>(op, &want);
         agree::<brigade_kernels_avx2::AvxVnni, O>(op, &want);
         agree::<brigade_kernels_avx512::Avx512, O>(op, &want);
+        agree::<brigade_kernels_avx512::bf16::Avx512Bf16, O>(op, &want);
         agree::<brigade_kernels_software::Avx512, O>(op, &want);
     }
     #[cfg(target_arch = "aarch64")]
@@ -87,6 +88,76 @@ fn float_operations_agree_on_every_instruction_set() {
         -87.4, 3e4,
     ];
     on_all(Floats { a: edge, b: [1.0; LANES], c: [-0.0; LANES] });
+}
+
+#[derive(Clone, Copy)]
+struct Pairs {
+    w: [[f32; LANES]; 2],
+    x: [[f32; LANES]; 2],
+    acc: [f32; LANES],
+}
+
+impl Op for Pairs {
+    type Out = [[u32; LANES]; 2];
+    #[inline(always)]
+    fn eval<S: Simd>(self, s: S) -> Self::Out {
+        let pair = |[first, second]: [[f32; LANES]; 2]| s.pair(s.load(&first), s.load(&second));
+        let (w, x) = (pair(self.w), pair(self.x));
+        [s.bits_f32(w), s.dot_pairs(s.load(&self.acc), w, x)].map(|v| {
+            let mut lanes = [0.0; LANES];
+            s.store(v, &mut lanes);
+            bits(lanes)
+        })
+    }
+}
+
+/// A value that is rounded to seven bits behind the point, by the rule that the half goes to the even one.
+fn rounded(x: f32) -> f32 {
+    let unit = 2f64.powi(x.abs().log2().floor() as i32 - 7);
+    ((f64::from(x) / unit).round_ties_even() * unit) as f32
+}
+
+#[test]
+fn pairs_of_bfloat16_agree_on_every_instruction_set() {
+    let mut rng = Rng::new(5);
+    for round in 0..2000 {
+        let scale = 10.0f32.powi(round % 9 - 4);
+        let mut lanes = || std::array::from_fn(|_| rng.value() * scale);
+        let op = Pairs { w: [lanes(), lanes()], x: [lanes(), lanes()], acc: lanes() };
+        let [pairs, sums] = on_all(op);
+        for i in 0..LANES {
+            let [w0, w1, x0, x1] = [op.w[0][i], op.w[1][i], op.x[0][i], op.x[1][i]].map(rounded);
+            assert_eq!(
+                pairs[i],
+                w0.to_bits() >> 16 | w1.to_bits(),
+                "{:?}",
+                [op.w[0][i], op.w[1][i]]
+            );
+            assert_eq!(f32::from_bits(sums[i]), op.acc[i] + w1 * x1 + w0 * x0);
+        }
+    }
+    // Halves between two values, and the ends of the range.
+    let edge = [
+        1.00390625,
+        1.01171875,
+        -1.00390625,
+        f32::MAX,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        0.0,
+        -0.0,
+        65504.0,
+        3.3961776e38,
+        1e-30,
+        1.0,
+        -2.5,
+        3.0,
+        256.0,
+        257.0,
+    ];
+    let [pairs, _] = on_all(Pairs { w: [edge, edge], x: [[0.0; LANES]; 2], acc: [0.0; LANES] });
+    let halves = pairs.map(|pair| pair >> 16);
+    assert_eq!(halves[..5], [0x3f80, 0x3f82, 0xbf80, 0x7f80, 0x7f80], "{halves:x?}");
 }
 
 #[derive(Clone, Copy)]

@@ -25,6 +25,7 @@ mod mean_index;
 mod numerics;
 mod ops;
 mod paged;
+mod pairs;
 mod pool;
 mod pool_lines;
 mod pooling;

@@ -26,6 +26,11 @@ pub(crate) fn through_8_bits(x: &[f32]) -> Vec<f64> {
     blocks.flat_map(|b| b.q.into_iter().map(move |q| f64::from(b.d) * f64::from(q))).collect()
 }
 
+/// Values as bfloat16 stands for them.
+pub(crate) fn through_bf16(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(half::bf16::from_f32(*x).to_f32())).collect()
+}
+
 /// An output element with what its rounding errors are measured against.
 pub(crate) struct Element {
     /// `Σ w x`.
