@@ -138,7 +138,7 @@ pub struct Config {
     pub expert_cache: ExpertCache,
     /// Whether a GPU's matrix units are used.
     pub matrix_units: bool,
-    /// Whether its products of many rows are computed in f16, with bits of its own.
+    /// Whether products of many rows are computed in f16 on a GPU, or in pairs of bfloat16 values, with bits of their own.
     pub fast_math: bool,
     /// For tests: the number of command batches after which the GPU counts as lost, once.
     pub gpu_lost_after: Option<u64>,
@@ -208,7 +208,7 @@ impl Config {
             return Err(bad("--threads", threads.to_string(), problem));
         }
         if raw.fast_math && raw.no_coopmat {
-            let problem = "needs the matrix units that --no-coopmat leaves alone: give one of them";
+            let problem = "uses the matrix units that --no-coopmat leaves alone: give one of them";
             return Err(bad("--fast-math", "", problem));
         }
         let (device, experts) = device_and_experts(&raw)?;

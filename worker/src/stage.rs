@@ -225,6 +225,7 @@ fn host_beside(
         Experts::Device => false,
         // In one memory for both nothing is won.
         Experts::Auto => is_own,
+        Experts::Layers(0) => false,
         Experts::Host | Experts::Layers(_) => true,
     };
     if !is_wanted || matches!(device, DeviceName::Cpu(_)) {
@@ -256,6 +257,9 @@ fn host_beside(
 
 /// Kernel tables and devices that may be asked for here, best first, each with the number of its numerics.
 fn tables(devices: &Devices, device: &DeviceName) -> Result<Vec<(String, u32)>, KernelError> {
+    if device.is_cpu() && devices.has_fast_math() {
+        return Ok(vec![(devices.called(device)?, devices.numerics(device)?)]);
+    }
     let own =
         if device.is_cpu() { None } else { Some((device.to_string(), devices.numerics(device)?)) };
     let of_cpu = kernels::available().into_iter().chain([kernels::unfused()]);

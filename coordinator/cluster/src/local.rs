@@ -59,7 +59,7 @@ pub struct LocalOptions {
     pub expert_cache: Option<String>,
     /// Whether GPUs' matrix units are left alone.
     pub no_coopmat: bool,
-    /// Whether GPUs compute products of many rows in f16.
+    /// Whether GPUs compute products of many rows in f16, and CPUs those of F16 and BF16 in pairs of bfloat16 values.
     pub fast_math: bool,
     /// Name of the kernel table; `None`: each worker's best.
     pub kernels: Option<String>,

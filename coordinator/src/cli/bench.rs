@@ -367,7 +367,7 @@ impl Bench<'_> {
             Test::Decode { n_gen } => f64::from(parallel) * self.kv_bytes_read(n_gen),
         };
         let quant = self.session.model.quant_name();
-        let peak = Peak::of(&quant, self.limits);
+        let peak = Peak::of(&quant, self.limits, matches!(test, Test::Prefill { .. }));
         let gb_per_second = (bytes + kv) / sample.seconds / 1e9;
         let gop_per_second = self.ops(test, parallel) / sample.seconds / 1e9;
         Row {

@@ -51,20 +51,22 @@ impl std::str::FromStr for DeviceList {
 /// Runs the command.
 pub fn execute(args: DevicesArgs) -> Result<()> {
     let tables: Vec<&str> = kernels::available().iter().map(|table| table.name).collect();
+    let fast = kernels::fast().map(|table| table.name);
     let (found, reasons) = list();
     let missing: Vec<String> = reasons.iter().map(ToString::to_string).collect();
     let auto = Devices::default().choose(&DeviceWish::Auto);
     if args.json {
         let gpus: Vec<Value> = found.iter().map(in_json).collect();
         let all = json!({
-            "cpu": { "kernels": tables },
+            "cpu": { "kernels": tables, "fast_math": fast },
             "gpus": gpus,
             "no_gpus": (!missing.is_empty()).then(|| missing.join("; ")),
             "auto": auto.to_string(),
         });
         return output::json(&all);
     }
-    output::line(format_args!("cpu        kernels {}", tables.join(", ")))?;
+    let fast = fast.map_or(String::new(), |fast| format!("; with --fast-math {fast}"));
+    output::line(format_args!("cpu        kernels {}{fast}", tables.join(", ")))?;
     for listed in &found {
         let (name, facts) = (listed.name().to_string(), &listed.facts);
         output::line(format_args!(

@@ -75,7 +75,7 @@ pub mod lanes {
     pub use crate::cpu::lanes::unfused::Unfused;
     #[cfg(target_arch = "x86_64")]
     pub use crate::cpu::lanes::x86;
-    pub use crate::simd::{LANES, Op, Simd, chained};
+    pub use crate::simd::{Cache, LANES, Op, Simd, chained};
 }
 
 /// Items for the kernels' own tests only.

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::aligned::AlignedBytes;
 use super::compute::Compute;
+use super::cpu::ahead::{Cache, asking};
+use super::cpu::products::matmul_few::PREFETCH;
 use super::simd::LANES;
 use super::table::Kernels;
 use brigade_quant::KernelError;
@@ -43,7 +45,8 @@ const FMA_OPS: usize = 2 * LANES;
 /// Operations of a sum of pairs.
 const PAIR_OPS: usize = 2 * 2 * LANES;
 
-/// Bytes a second that all threads together read from memory.
+/// Bytes a second that all threads together read from memory: plainly, or asking for lines ahead into either cache, whichever is
+/// quickest.
 ///
 /// # Errors
 /// [`KernelError::Memory`] when there is none to read.
@@ -56,8 +59,10 @@ pub fn memory_bandwidth(compute: &Compute) -> Result<f64, KernelError> {
     let read = compute.kernels().probe_read;
     Ok(best_slice(|i| {
         let chunks: Vec<&[u8]> = slices[i % slices.len()].chunks(READ_CHUNK).collect();
+        let (cache, ahead) =
+            [(Cache::First, 0), (Cache::First, PREFETCH), (Cache::Second, PREFETCH)][i % 3];
         compute.pool().run(chunks.len(), &|i, _| {
-            black_box(read(chunks[i]));
+            black_box(asking(cache, || read(chunks[i], ahead)));
         });
         slices[0].len()
     }))
@@ -73,7 +78,7 @@ pub fn cache_bandwidth(compute: &Compute, n: usize) -> f64 {
     best_slice(|_| {
         compute.pool().run(threads, &|i, _| {
             for _ in 0..times {
-                black_box(read(black_box(&bytes[i * share..][..share])));
+                black_box(read(black_box(&bytes[i * share..][..share]), 0));
             }
         });
         times * bytes.len()

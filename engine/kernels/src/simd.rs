@@ -11,6 +11,8 @@
 
 pub use brigade_shapes::LANES;
 
+pub use crate::cpu::ahead::Cache;
+
 /// Most tokens that a matmul tile takes at once ([`Simd::TILE`]).
 pub const MAX_TILE: usize = 8;
 
@@ -165,7 +167,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn signed_start(self, neg_sum: i32) -> Self::I;
 
     /// Two columns as pairs of bfloat16 values: of each lane `first` in the low half and `second` in the high one, both rounded to
-    /// nearest even.
+    /// nearest even. Subnormal values may become zero.
     #[inline(always)]
     fn pair(self, first: Self::F, second: Self::F) -> Self::I {
         let mut lanes = [[0.0; LANES]; 2];
@@ -178,7 +180,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.load_bytes(&bytemuck::cast(bytes))
     }
     /// `acc` plus the products of both values of each lane, those of the high halves first: two sums, each rounded, as the
-    /// products are exact. Subnormal products and sums may be zero.
+    /// products are exact. Subnormal values, products and sums may be zero.
     #[inline(always)]
     fn dot_pairs(self, acc: Self::F, w: Self::I, x: Self::I) -> Self::F {
         let high = self.splat_i(!0xffff);
@@ -188,10 +190,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
 
     /// Asks for the cache lines `ahead..ahead + len` bytes from the start of `bytes`, which may lie
-    /// beyond its end. A hint: implementations without one do nothing.
+    /// beyond its end, into the first cache. A hint: implementations without one do nothing.
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
         let _ = (bytes, ahead, len);
+    }
+
+    /// The same, into the cache that is named.
+    #[inline(always)]
+    fn prefetch_into(self, cache: Cache, bytes: &[u8], ahead: usize, len: usize) {
+        let _ = (cache, bytes, ahead, len);
     }
 
     /// All lanes set to 0.

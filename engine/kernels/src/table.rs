@@ -43,7 +43,7 @@ pub fn fast_numerics(identity: &str) -> u32 {
 
 /// The kernels of one instruction set. The crate `brigade-kernels-tables` has those that this machine can run.
 pub struct Kernels {
-    /// Name for logs and for `--kernels`: `avx512`, `avxvnni`, `avx2`, `neon`, `reference`, `unfused`.
+    /// Name for logs and for `--kernels`: `avx512`, `avx512bf16`, `avxvnni`, `avx2`, `neon`, `reference`, `unfused`.
     pub name: &'static str,
     /// Version of the numerics: [`NUMERICS`], [`NUMERICS_UNFUSED`], or [`NUMERICS_PAIRS`].
     pub numerics: u32,
@@ -99,7 +99,7 @@ pub struct Kernels {
     pub(super) index_scores: fn(&mut IndexTile<'_>),
     pub(super) index_products: fn(&mut ProductTile<'_>),
     pub(super) pool_keys: fn(&mut PoolTile<'_>),
-    pub(super) probe_read: fn(&[u8]) -> i32,
+    pub(super) probe_read: fn(&[u8], usize) -> i32,
     pub(super) probe_narrow_dots: fn(usize) -> usize,
     pub(super) probe_wide_dots: fn(usize) -> usize,
     pub(super) probe_fmas: fn(usize) -> usize,
@@ -183,7 +183,8 @@ impl Kernels {
         }
     }
 
-    /// All of `others`, and products in pairs of bfloat16 values, which are compiled for the instructions of `S`.
+    /// All of `others`, and products in pairs of bfloat16 values, which are compiled for the instructions of `S`. A machine that
+    /// has these has those of `others`.
     pub const fn with_pairs_of<S: Simd>(others: &Self) -> Self {
         Self {
             name: S::NAME,

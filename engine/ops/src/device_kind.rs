@@ -131,7 +131,7 @@ pub struct DeviceOptions {
     /// Whether matrix units are used where there are some. The bits are the same without them.
     pub matrix_units: bool,
     /// Whether products of many rows are computed in f16 by matrix units: bits of the device's own, which depend on how many
-    /// rows are together. A device without such units is not opened then.
+    /// rows are together. A device without such units is not opened then. A CPU takes its table of fast math.
     pub fast_math: bool,
     /// Whether weights and states lie where the host does not see them even if it could: as with a card of its own, for tests.
     pub apart: bool,

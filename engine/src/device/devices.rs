@@ -40,6 +40,11 @@ impl Devices {
         Self { options, accelerators: Mutex::default(), tested: None }
     }
 
+    /// Whether products may have bits of their own: [`DeviceOptions::fast_math`].
+    pub fn has_fast_math(&self) -> bool {
+        self.options.fast_math
+    }
+
     /// The same, where another process has tested the device of that name just now: it is tested here when it has failed.
     pub fn tested(self, name: &str) -> Self {
         Self { tested: Some(name.to_owned()), ..self }
@@ -153,6 +158,10 @@ impl Devices {
                 false
             }
         };
+        if self.options.fast_math {
+            // One that has no fast math is to be refused by name: the CPU may be far slower.
+            return hardware.next().map(Listed::name);
+        }
         hardware.find(opens).map(Listed::name)
     }
 

@@ -152,7 +152,7 @@ impl Device {
         self.facts().map_or(self.compute.kernels().numerics, |facts| numerics_of(&facts))
     }
 
-    /// Whether products of many rows have bits of their own: [`DeviceOptions::fast_math`].
+    /// Whether products of many rows have bits of their own on the device beside the host: [`DeviceOptions::fast_math`].
     pub fn has_fast_math(&self) -> bool {
         self.facts().is_some_and(|facts| facts.fast_units.is_some())
     }

@@ -33,7 +33,7 @@ static DEVICES: LazyLock<Devices> = LazyLock::new(Devices::default);
 static APART: LazyLock<Devices> =
     LazyLock::new(|| Devices::new(DeviceOptions { apart: true, ..DeviceOptions::default() }));
 
-/// GPUs compute products of many rows in f16.
+/// Products of many rows have bits of their own.
 static FAST: LazyLock<Devices> =
     LazyLock::new(|| Devices::new(DeviceOptions { fast_math: true, ..DeviceOptions::default() }));
 
@@ -71,7 +71,7 @@ pub struct LineConfig {
     pub mixed: Vec<&'static str>,
     /// Whether GPUs are used as cards with a memory of their own; `BRIGADE_TEST_APART` makes that the default.
     pub apart: bool,
-    /// Whether GPUs have fast math; they are then not used apart.
+    /// Whether devices have fast math; GPUs are then not used apart.
     pub fast_math: bool,
     /// Compute threads of each stage.
     pub threads: usize,

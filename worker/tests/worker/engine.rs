@@ -107,6 +107,22 @@ async fn a_line_gives_the_bits_of_the_whole_whatever_the_weights_way() {
 }
 
 #[tokio::test]
+async fn with_fast_math_the_cpu_offers_the_table_of_it_alone() {
+    let Some(fast) = kernels::fast() else {
+        println!("skipped: this machine has no table of fast math");
+        return;
+    };
+    let worker = TestWorker::real(&scratch(), |raw| {
+        raw.device = Some("cpu".into());
+        raw.fast_math = true;
+    });
+    let mut client = Client::connect(&worker, "c", 1).await;
+    let caps = client.hello().await.capabilities.unwrap();
+    assert_eq!(caps.kernel_tables, [fast.name]);
+    assert_eq!(caps.kernel_numerics, [kernels::NUMERICS_PAIRS]);
+}
+
+#[tokio::test]
 async fn capabilities_are_those_of_the_engine_and_its_needs_are_checked() {
     let dir = scratch();
     let model = Model::open(&synth_model(&dir, "Q8_0"));

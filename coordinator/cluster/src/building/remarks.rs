@@ -33,7 +33,7 @@ pub fn tell_kernels(line: &LineInfo) {
         tracing::warn!(
             numerics = numerics.join(", "),
             devices = tables.join(", "),
-            "the line's workers compute different bits (CPUs beside GPUs, GPUs with --fast-math beside others, or different releases): answers depend on which of them has which layers"
+            "the line's workers compute different bits (CPUs beside GPUs, --fast-math beside none, or different releases): answers depend on which of them has which layers"
         );
     } else if tables.len() > 1 {
         tracing::info!(

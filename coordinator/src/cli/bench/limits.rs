@@ -52,12 +52,13 @@ pub(super) enum Peak {
 }
 
 impl Peak {
-    /// The arithmetic of a model most of whose weights have the type `quant`, on a machine with `limits`.
-    pub(super) fn of(quant: &str, limits: Option<Limits>) -> Self {
+    /// The arithmetic of a model most of whose weights have the type `quant`, on a machine with `limits`; `is_prompt`: in
+    /// prompts, whose rows are enough for pairs.
+    pub(super) fn of(quant: &str, limits: Option<Limits>, is_prompt: bool) -> Self {
         let in_pairs =
             |of: Limits| of.peaks.is_some_and(|peaks| peaks.pairs_gop_per_second.is_some());
         match quant {
-            "F16" | "BF16" if limits.is_some_and(in_pairs) => Self::Pairs,
+            "F16" | "BF16" if is_prompt && limits.is_some_and(in_pairs) => Self::Pairs,
             "F32" | "F16" | "BF16" => Self::F32,
             "Q8_0" => Self::Int8,
             _ => Self::Nibble,
@@ -171,14 +172,18 @@ mod tests {
         assert!(limits.memory_gb_per_second > 0.0, "{limits:?}");
         let peaks = [Peak::Nibble, Peak::Int8, Peak::F32].map(|peak| limits.peak(peak).unwrap());
         assert!(peaks.iter().all(|peak| *peak > 0.0), "{limits:?}");
-        let kinds =
-            |limits: Limits| ["F16", "Q8_0", "Q4_K"].map(|quant| Peak::of(quant, Some(limits)));
-        assert_eq!(kinds(limits), [Peak::F32, Peak::Int8, Peak::Nibble]);
+        let kinds = |limits: Limits, is_prompt| {
+            ["F32", "F16", "BF16", "Q8_0", "Q4_K"]
+                .map(|quant| Peak::of(quant, Some(limits), is_prompt))
+        };
+        let plain = [Peak::F32, Peak::F32, Peak::F32, Peak::Int8, Peak::Nibble];
+        assert_eq!([false, true].map(|is_prompt| kinds(limits, is_prompt)), [plain; 2]);
         assert_eq!(limits.peak(Peak::Pairs), None);
         if let Some(fast) = fast() {
             let limits = of_threads(fast.name, 1, None).unwrap();
-            assert_eq!(kinds(limits), [Peak::Pairs, Peak::Int8, Peak::Nibble]);
-            assert!(limits.peak(Peak::Pairs) > limits.peak(Peak::F32), "{limits:?}");
+            let paired = [Peak::F32, Peak::Pairs, Peak::Pairs, Peak::Int8, Peak::Nibble];
+            assert_eq!([false, true].map(|is_prompt| kinds(limits, is_prompt)), [plain, paired]);
+            assert!(limits.peak(Peak::Pairs) > Some(0.0), "{limits:?}");
         }
     }
 }

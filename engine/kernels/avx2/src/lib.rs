@@ -12,7 +12,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use brigade_kernels::Kernels;
-use brigade_kernels::lanes::{LANES, Op, Simd, chained, x86};
+use brigade_kernels::lanes::{Cache, LANES, Op, Simd, chained, x86};
 
 /// All kernels, compiled for AVX2 and FMA.
 pub static TABLE: Kernels = Kernels::of::<Avx2>();
@@ -448,6 +448,10 @@ impl<const VNNI: bool> Simd for Lanes<VNNI> {
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
         x86::prefetch(bytes, ahead, len);
+    }
+    #[inline(always)]
+    fn prefetch_into(self, cache: Cache, bytes: &[u8], ahead: usize, len: usize) {
+        x86::prefetch_into(cache, bytes, ahead, len);
     }
     #[inline(always)]
     fn sum(self, v: F) -> f32 {

@@ -1,7 +1,7 @@
 //! The same lanes with AVX-512 BF16: products in pairs of bfloat16 values are one instruction.
 
 use brigade_kernels::Kernels;
-use brigade_kernels::lanes::{LANES, Op, Simd, x86};
+use brigade_kernels::lanes::{Cache, LANES, Op, Simd, x86};
 
 /// Parts of `lanes.rs`, as in this crate's root.
 macro_rules! on {
@@ -15,6 +15,7 @@ macro_rules! on {
         is_x86_feature_detected!("avx512bf16") && crate::Avx512::detect().is_some()
     };
     (pairs) => {
+        // The types of bfloat16 pairs and of integers are the same registers: any bits are values of either.
         #[inline(always)]
         fn pair(self, first: __m512, second: __m512) -> __m512i {
             isa!({

@@ -1,6 +1,6 @@
 //! Sixteen lanes in one 512-bit register: the machine's, or the software form that [`on`](super) chooses.
 
-use super::{LANES, Op, Simd, x86};
+use super::{Cache, LANES, Op, Simd, x86};
 
 on!(import);
 
@@ -188,6 +188,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], ahead: usize, len: usize) {
         x86::prefetch(bytes, ahead, len);
+    }
+    #[inline(always)]
+    fn prefetch_into(self, cache: Cache, bytes: &[u8], ahead: usize, len: usize) {
+        x86::prefetch_into(cache, bytes, ahead, len);
     }
     #[inline(always)]
     fn sum(self, v: __m512) -> f32 {

@@ -3,12 +3,12 @@
 //! Its lanes are written once, in `lanes.rs`. The crate `brigade-kernels-software` compiles them a second time, over the
 //! same operations in software. So a machine without the instructions can test all that is particular to this
 //! table: which instructions are used, in which order, and the kernels' paths for wide registers. Only the
-//! instructions themselves stay untested.
+//! instructions themselves stay untested, and those of `bf16`.
 
 #![cfg(target_arch = "x86_64")]
 
 use brigade_kernels::Kernels;
-use brigade_kernels::lanes::{LANES, Op, Simd, x86};
+use brigade_kernels::lanes::{Cache, LANES, Op, Simd, x86};
 
 /// Parts of `lanes.rs` that depend on the machine: imports, detection, and enabled features.
 macro_rules! on {

@@ -3,7 +3,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
-use brigade_kernels::lanes::{LANES, Op, Simd, x86};
+use brigade_kernels::lanes::{Cache, LANES, Op, Simd, x86};
 
 /// Parts of `lanes.rs` that depend on the machine: here, operations in software.
 macro_rules! on {

@@ -3,6 +3,7 @@
 
 use std::hint::black_box;
 
+use super::ahead::asked;
 use super::run;
 use crate::simd::{Op, Simd};
 
@@ -16,16 +17,20 @@ const VECTORS: usize = 8;
 const ROWS: usize = 4;
 const NARROW: u8 = 15;
 
-/// Reads every byte once; returns something made of them all.
-pub(crate) fn read<S: Simd>(bytes: &[u8]) -> i32 {
-    struct Read<'a>(&'a [u8]);
+/// Reads every byte once, and asks for those so many bytes `ahead` where that is not 0; returns something made of all.
+pub(crate) fn read<S: Simd>(bytes: &[u8], ahead: usize) -> i32 {
+    struct Read<'a>(&'a [u8], usize);
     impl Op for Read<'_> {
         type Out = i32;
         #[inline(always)]
         fn eval<S: Simd>(self, s: S) -> i32 {
             let (lines, _) = self.0.as_chunks::<STRIDE>();
             let mut all = [s.splat_i(0); 4];
+            let cache = asked();
             for lines in lines.as_chunks::<4>().0 {
+                if self.1 > 0 {
+                    s.prefetch_into(cache, lines.as_flattened(), self.1, 4 * STRIDE);
+                }
                 for (all, line) in all.iter_mut().zip(lines) {
                     *all = s.or_i(*all, s.load_bytes(line));
                 }
@@ -33,7 +38,7 @@ pub(crate) fn read<S: Simd>(bytes: &[u8]) -> i32 {
             all.into_iter().fold(0, |sum, v| sum ^ s.sum_i(v))
         }
     }
-    run::<S, _>(Read(bytes))
+    run::<S, _>(Read(bytes, ahead))
 }
 
 /// Does `turns` rounds of four-byte dot products with codes of four bits; returns their number.

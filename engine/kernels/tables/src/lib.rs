@@ -55,7 +55,7 @@ pub fn fast() -> Option<&'static Kernels> {
     let table = Some(&brigade_kernels_avx512::bf16::TABLE);
     #[cfg(not(target_arch = "x86_64"))]
     let table: Option<&'static Kernels> = None;
-    table.filter(|table| (table.detected)())
+    table.filter(|table| (table.detected)() && table.pairs_are_as_stated())
 }
 
 /// The tables of [`NUMERICS`](brigade_kernels::NUMERICS) that this machine can run, fastest first; the last one is

@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::kv_pages::{Element, PageType, Q8};
 use crate::cpu::exp::{exp, tanh};
 use crate::cpu::products::matmul_f32::{F16, F32};
-use crate::cpu::run;
+use crate::cpu::{align_stack, run};
 use crate::simd::{LANES, Op, Simd};
 use crate::tiles::attention::chosen_blocks::SeenPage;
 use crate::tiles::attention::paged::{AttendMerge, AttendTile, Query, STATE_HEAD, TILE_QUERIES};
@@ -39,6 +39,7 @@ impl<T: PageType> Op for Span<'_, '_, T> {
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
+        align_stack();
         let tile = self.0;
         let state_len = STATE_HEAD + tile.layout.v_stride();
         for state in tile.states.chunks_exact_mut(state_len) {

@@ -1,7 +1,7 @@
 //! Lanes without the fused step: `a * b + c` is rounded twice. These are the numerics of GPUs, of which few promise to round
 //! once. So the same kernels state what a GPU has to compute, bit for bit, and CPU workers can compute it too.
 
-use crate::simd::{LANES, Op, Simd};
+use crate::simd::{Cache, LANES, Op, Simd};
 
 /// The lanes of `S` with [`Simd::fma`] as two steps.
 #[derive(Clone, Copy)]
@@ -114,6 +114,7 @@ impl<S: Simd> Simd for Unfused<S> {
         fn shifted_start(neg_sum: i32, n: u32) -> S::I;
         fn signed_start(neg_sum: i32) -> S::I;
         fn prefetch(bytes: &[u8], ahead: usize, len: usize);
+        fn prefetch_into(cache: Cache, bytes: &[u8], ahead: usize, len: usize);
         fn max(a: S::F, b: S::F) -> S::F;
         fn load_part(x: &[f32]) -> S::F;
         fn store_part(v: S::F, out: &mut [f32]);

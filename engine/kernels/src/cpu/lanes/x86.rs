@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use crate::cpu::ahead::Cache;
+
 /// Sum of sixteen lanes, by the tree of [`Simd::sum`](crate::simd::Simd::sum).
 ///
 /// # Safety
@@ -32,12 +34,26 @@ pub unsafe fn max_lane(low: __m256, high: __m256) -> f32 {
     }
 }
 
-/// Asks for the lines of `len` bytes that begin `ahead` of `bytes`, whatever is there.
+/// Asks for the lines of `len` bytes that begin `ahead` of `bytes`, whatever is there, into the first cache.
 #[inline(always)]
 pub fn prefetch(bytes: &[u8], ahead: usize, len: usize) {
+    ask::<_MM_HINT_T0>(bytes, ahead, len);
+}
+
+/// The same into the cache that is named.
+#[inline(always)]
+pub fn prefetch_into(cache: Cache, bytes: &[u8], ahead: usize, len: usize) {
+    match cache {
+        Cache::First => ask::<_MM_HINT_T0>(bytes, ahead, len),
+        Cache::Second => ask::<_MM_HINT_T1>(bytes, ahead, len),
+    }
+}
+
+#[inline(always)]
+fn ask<const HINT: i32>(bytes: &[u8], ahead: usize, len: usize) {
     let start = bytes.as_ptr().wrapping_add(ahead);
     for at in (0..len).step_by(64) {
         // SAFETY: a hint, which every x86-64 CPU takes and no address makes fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
+        unsafe { _mm_prefetch::<HINT>(start.wrapping_add(at).cast()) };
     }
 }

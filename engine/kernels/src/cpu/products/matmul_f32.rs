@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
+use crate::cpu::ahead::asked;
 use crate::simd::{LANES, Simd};
 use crate::tiles::products::activations::{FLOAT_SLICE, FloatSlice};
 use crate::tiles::products::matmul::MatmulChunk;
@@ -80,6 +81,7 @@ fn tile<S: Simd, W: Float, const T: usize>(
         x[t] = &chunk.x.row(rows[t])[..columns.len()];
     }
     let mut total = [s.zero(); T];
+    let cache = asked();
     for (r, run) in columns.chunks(RUN).enumerate() {
         let mut of_run = [&[][..]; T];
         for t in 0..T {
@@ -87,7 +89,7 @@ fn tile<S: Simd, W: Float, const T: usize>(
         }
         let mut sum = [s.zero(); T];
         for (k, w) in run.iter().enumerate() {
-            s.prefetch(bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
+            s.prefetch_into(cache, bytemuck::bytes_of(w), PREFETCH, size_of_val(w));
             let w = W::load(s, w);
             for t in 0..T {
                 sum[t] = s.fma(w, s.splat(of_run[t][k]), sum[t]);

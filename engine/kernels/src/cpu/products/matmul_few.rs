@@ -5,13 +5,13 @@
 
 use std::marker::PhantomData;
 
-use crate::cpu::run;
+use crate::cpu::{ahead, align_stack, run};
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
 /// Distance of prefetching, in bytes of weights. It is what memory delivers while one line is waited for, twice over, and well
 /// within the first-level cache.
-pub(super) const PREFETCH: usize = 12 << 10;
+pub(crate) const PREFETCH: usize = 12 << 10;
 
 /// A panel and the few rows that it is multiplied with.
 pub(super) struct PanelRows<'a, 'b> {
@@ -99,6 +99,14 @@ impl Tiles {
 
     /// Computes a chunk.
     pub(super) fn run(&self, chunk: &MatmulChunk<'_>) {
+        if chunk.rows.len() <= MAX_TILE {
+            let bytes = chunk.panels.len() * chunk.w.panel_bytes;
+            return ahead::CHOICE.run(bytes, || self.all(chunk));
+        }
+        self.all(chunk);
+    }
+
+    fn all(&self, chunk: &MatmulChunk<'_>) {
         let (rows, sums) = ([0; MAX_TILE], [[0.0; LANES]; MAX_TILE]);
         for p in chunk.panels.clone() {
             let mut of = PanelRows { chunk, panel: chunk.w.panel(p), rows, sums };
@@ -133,6 +141,7 @@ impl<K: Tile, const T: usize, const N: usize> Op for SomeTiles<'_, '_, '_, K, T,
     type Out = ();
     #[inline(always)]
     fn eval<S: Simd>(self, s: S) {
+        align_stack();
         K::tiles::<S, T, N>(s, self.0);
     }
 }

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::proof;
+use crate::cpu::{align_stack, proof};
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 
@@ -254,6 +254,7 @@ impl<L: Simd, A: Sums, const P: usize> Op for Tiles<'_, L, A, P> {
     /// Computes with the lanes that the slice is made of; those that it is given are the same.
     #[inline(always)]
     fn eval<S: Simd>(mut self, _: S) {
+        align_stack();
         let mut first = 0;
         while first < self.n_rows {
             let left = self.n_rows - first;

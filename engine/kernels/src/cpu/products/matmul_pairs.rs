@@ -1,7 +1,8 @@
 //! Products of many rows with weights of F16 and BF16 in pairs of bfloat16 values, for tables of
 //! [`NUMERICS_PAIRS`](crate::NUMERICS_PAIRS): half the bits of a value, and twice as many products an instruction.
 //!
-//! Weights of BF16 are exact, those of F16 and the activations are rounded to nearest even. Columns are summed in runs of
+//! Weights of BF16 are exact, those of F16 and the activations are rounded to nearest even; what is subnormal may become zero.
+//! Columns are summed in runs of
 //! [`RUN`], as in [`super::matmul_f32`], and two at a time within a run ([`Simd::dot_pairs`]). Few rows are bound by memory,
 //! and are multiplied in f32.
 
@@ -18,6 +19,9 @@ use crate::simd::{LANES, Op, Simd, bf16_pair};
 use crate::tiles::products::activations::PairSlice;
 use crate::tiles::products::matmul::MatmulChunk;
 
+/// Vectors of sums that are looked at before a table is used.
+const STATED_SUMS: usize = 64;
+
 /// Pairs of a slice.
 const PAIRS: usize = RUN / 2;
 
@@ -29,6 +33,7 @@ pub(crate) type Round = fn(&[f32], &mut PairSlice);
 pub(crate) struct PairProducts {
     pub(crate) round: Round,
     pub(crate) probe: fn(usize) -> usize,
+    is_as_stated: fn() -> bool,
     of_f16: fn(&MatmulChunk<'_>),
     of_bf16: fn(&MatmulChunk<'_>),
 }
@@ -39,6 +44,7 @@ impl PairProducts {
         Self {
             round: round::<S>,
             probe: pairs::<S>,
+            is_as_stated: is_as_stated::<S>,
             of_f16: slices::<S, PairTile<F16>>,
             of_bf16: slices::<S, PairTile<Bf16>>,
         }
@@ -53,15 +59,50 @@ impl Kernels {
         self.pairs.as_ref().filter(|_| are_paired)
     }
 
+    /// Whether pairs are summed as [`Simd::dot_pairs`] says; `false` of a table without pairs. Makers of processors describe the
+    /// instruction alike, but not every one was tried.
+    pub fn pairs_are_as_stated(&self) -> bool {
+        self.pairs.as_ref().is_some_and(|pairs| (pairs.is_as_stated)())
+    }
+
     /// Computes one chunk of a product.
     #[inline]
     pub(crate) fn multiply(&self, chunk: &MatmulChunk<'_>) {
-        match (self.pairs_for(chunk.w.ty, chunk.rows.len()), chunk.w.ty) {
+        match (self.pairs_for(chunk.w.ty, chunk.n_rows), chunk.w.ty) {
             (Some(pairs), GgmlType::F16) => (pairs.of_f16)(chunk),
-            (Some(pairs), _) => (pairs.of_bf16)(chunk),
+            (Some(pairs), GgmlType::BF16) => (pairs.of_bf16)(chunk),
+            (Some(_), ty) => unreachable!("{} has no products in pairs", ty.name()),
             (None, _) => (self.matmul)(chunk),
         }
     }
+}
+
+/// Sums of pairs whose values bfloat16 has, beside the same sums step by step.
+fn is_as_stated<S: Simd>() -> bool {
+    struct Sums;
+    impl Op for Sums {
+        type Out = bool;
+        #[inline(always)]
+        fn eval<S: Simd>(self, s: S) -> bool {
+            let value = |i: usize| (i * 37 % 255) as f32 - 127.0;
+            (0..STATED_SUMS).all(|turn| {
+                let [w0, w1, x0, x1, acc] = [0, 1, 2, 3, 4].map(|operand| {
+                    let mut lanes = [0.0; LANES];
+                    for (i, lane) in lanes.iter_mut().enumerate() {
+                        *lane = value((turn * 5 + operand) * LANES + i);
+                    }
+                    lanes
+                });
+                let acc = acc.map(|v| v / 3.0);
+                let w = s.pair(s.load(&w0), s.load(&w1));
+                let x = s.pair(s.load(&x0), s.load(&x1));
+                let mut sums = [0.0; LANES];
+                s.store(s.dot_pairs(s.load(&acc), w, x), &mut sums);
+                (0..LANES).all(|i| sums[i] == acc[i] + w1[i] * x1[i] + w0[i] * x0[i])
+            })
+        }
+    }
+    run::<S, _>(Sums)
 }
 
 /// [`Round`] on the instructions of `S`.

@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use super::arithmetic::{Arithmetic, ArithmeticVisitor, with_class};
 use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
+use crate::cpu::ahead::asked;
 use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::simd::Simd;
 use crate::tiles::products::activations::{ActBlock, BlockSlice, SLICE};
@@ -30,6 +31,7 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
         let mut scales = Scales::<S>::zero(s);
         let mut tiles = [[s.zero(); T]; N];
         let shift = const { Q::OFFSET.shift() };
+        let cache = asked();
         // Records whose activations are looked up together. Where a record is one block, that is a whole
         // slice: a look-up for each block would cost a tenth of the time. Where a record has several blocks
         // it is one record, which loops best.
@@ -40,10 +42,10 @@ impl<Q: PanelFormat> Tile for QuantTile<Q> {
             let x = slice_of(blocks, first / SLICE_BLOCKS, of.rows[0]);
             for (u, record) in records.chunks_exact(Q::RECORD).enumerate() {
                 let (head, planes) = record.split_at(Q::HEAD);
-                s.prefetch(head, PREFETCH, Q::HEAD);
+                s.prefetch_into(cache, head, PREFETCH, Q::HEAD);
                 Q::scales(s, head, &mut scales);
                 for (b, planes) in planes.chunks_exact(Q::PLANES).enumerate() {
-                    s.prefetch(planes, PREFETCH, Q::PLANES);
+                    s.prefetch_into(cache, planes, PREFETCH, Q::PLANES);
                     let codes = Q::codes(s, planes);
                     let at = first % SLICE_BLOCKS + u * Q::BLOCKS + b;
                     let (codes, scales, tiles) = (&codes, &scales, &mut tiles);

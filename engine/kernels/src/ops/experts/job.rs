@@ -275,6 +275,7 @@ impl Work<'_> {
             x,
             panels: part.panels.clone(),
             rows,
+            n_rows,
             out,
         });
     }

@@ -134,6 +134,7 @@ impl Compute {
                 x,
                 panels: of_job.panels(part),
                 rows: first_row..(first_row + of_job.row_group).min(rows.end),
+                n_rows: rows.len(),
                 out: *out,
             });
         });

@@ -15,6 +15,8 @@ pub(crate) struct MatmulChunk<'a> {
     pub(crate) panels: Range<usize>,
     /// Rows of `x` to multiply.
     pub(crate) rows: Range<usize>,
+    /// Rows of the whole product.
+    pub(crate) n_rows: usize,
     pub(crate) out: OutMatrix<'a>,
 }
 

@@ -3,7 +3,9 @@
 
 use brigade_kernels::inner::{MANY_ROWS, RUN};
 use brigade_kernels::lanes::Scalar;
-use brigade_kernels::{Compute, Kernels, NUMERICS, NUMERICS_PAIRS, PackedMatrix};
+use brigade_kernels::{
+    Compute, Derived, Kernels, NUMERICS, NUMERICS_PAIRS, PackedMatrix, Product, Products,
+};
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
 use super::{Rng, close, compute, same_bits};
@@ -122,8 +124,46 @@ fn what_is_not_finite_shows_in_its_row_alone() {
 }
 
 #[test]
+fn all_rows_of_a_product_are_multiplied_alike_and_jobs_side_by_side() {
+    let mut rng = Rng::new(24);
+    // The last group of rows is one row.
+    let (rows, cols, n_rows) = (16, 64, 2049);
+    let x = rng.spread(n_rows * cols);
+    let types = [GgmlType::F32, GgmlType::F16, GgmlType::BF16, GgmlType::Q8_0];
+    let bytes = types.map(|ty| weights(ty, rows, cols, &mut rng));
+    for table in tables() {
+        let compute = compute(table, 2);
+        let packed: Vec<_> = types
+            .iter()
+            .zip(&bytes)
+            .map(|(ty, bytes)| {
+                PackedMatrix::pack(&compute, *ty, rows, cols, bytes).expect("packs").scaled(0.5)
+            })
+            .collect();
+        let (mut outs, forms) =
+            (vec![vec![f32::NAN; n_rows * rows]; types.len()], Derived::default());
+        let jobs = packed.iter().zip(&mut outs).map(|(w, out)| Product {
+            w: w.on_host(),
+            x: &x[..],
+            forms: &forms,
+            rows: 0..n_rows,
+            out: &mut out[..],
+        });
+        compute.products(Products { jobs: jobs.collect() });
+        for ((ty, bytes), out) in types.iter().zip(&bytes).zip(&outs) {
+            let x = &x[(n_rows - MANY_ROWS) * cols..];
+            let last = multiply(&compute, (*ty, rows, cols), bytes, x);
+            let halves: Vec<f32> = last.iter().map(|v| v * 0.5).collect();
+            same_bits(ty.name(), &out[(n_rows - MANY_ROWS) * rows..], &halves);
+        }
+    }
+}
+
+#[test]
 fn tables_of_pairs_are_a_class_of_their_own() {
     assert!(tables().iter().all(|table| table.numerics == NUMERICS_PAIRS));
+    assert!(tables().iter().all(|table| table.pairs_are_as_stated()));
+    assert!(!brigade_kernels_reference::TABLE.pairs_are_as_stated(), "it has none");
     assert_ne!(NUMERICS_PAIRS, NUMERICS);
     let listed = brigade_kernels_tables::available();
     assert!(listed.iter().all(|table| table.numerics == NUMERICS), "only fast math takes them");
