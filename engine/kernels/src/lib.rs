@@ -19,6 +19,7 @@
 //!
 //! [`inner`] is for the tests of the tables alone. They stand in `tables/tests`, so that kernels are compiled once.
 
+mod ahead;
 mod aligned;
 mod compute;
 mod cpu;

@@ -9,9 +9,9 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::ahead::{Cache, asking};
 use super::aligned::AlignedBytes;
 use super::compute::Compute;
-use super::cpu::ahead::{Cache, asking};
 use super::cpu::products::matmul_few::PREFETCH;
 use super::simd::LANES;
 use super::table::Kernels;

@@ -11,7 +11,7 @@
 
 pub use brigade_shapes::LANES;
 
-pub use crate::cpu::ahead::Cache;
+pub use crate::ahead::Cache;
 
 /// Most tokens that a matmul tile takes at once ([`Simd::TILE`]).
 pub const MAX_TILE: usize = 8;

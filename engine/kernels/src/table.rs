@@ -3,6 +3,7 @@
 
 use super::cpu;
 use super::simd::Simd;
+use crate::cpu::products::matmul_many::MANY_ROWS;
 use crate::cpu::products::matmul_pairs::PairProducts;
 use crate::tiles::attention::block_index::ProductTile;
 use crate::tiles::attention::depth::DepthRow;
@@ -19,6 +20,7 @@ use crate::tiles::scan::mamba::MambaTile;
 use crate::tiles::scan::ssd::SsdTile;
 use crate::tiles::scan::wkv6::Wkv6Tile;
 use crate::tiles::scan::wkv7::{Wkv7Head, Wkv7Tile};
+use brigade_quant::GgmlType;
 use brigade_shapes::GateBounds;
 use brigade_shapes::{SwiGluClamp, SwiGluLimit, Xielu};
 
@@ -198,6 +200,32 @@ impl Kernels {
     /// The same kernels as those of another number.
     pub const fn with_numerics(self, numerics: u32) -> Self {
         Self { numerics, ..self }
+    }
+}
+
+impl Kernels {
+    /// The kernels of products in pairs, if products of `n_rows` rows with weights of type `ty` are such.
+    #[inline]
+    pub(crate) fn pairs_for(&self, ty: GgmlType, n_rows: usize) -> Option<&PairProducts> {
+        let are_paired = matches!(ty, GgmlType::F16 | GgmlType::BF16) && n_rows >= MANY_ROWS;
+        self.pairs.as_ref().filter(|_| are_paired)
+    }
+
+    /// Whether pairs are summed as [`Simd::dot_pairs`] says; `false` of a table without pairs. Makers of processors describe the
+    /// instruction alike, but not every one was tried.
+    pub fn pairs_are_as_stated(&self) -> bool {
+        self.pairs.as_ref().is_some_and(|pairs| (pairs.is_as_stated)())
+    }
+
+    /// Computes one chunk of a product.
+    #[inline]
+    pub(crate) fn multiply(&self, chunk: &MatmulChunk<'_>) {
+        match (self.pairs_for(chunk.w.ty, chunk.n_rows), chunk.w.ty) {
+            (Some(pairs), GgmlType::F16) => (pairs.of_f16)(chunk),
+            (Some(pairs), GgmlType::BF16) => (pairs.of_bf16)(chunk),
+            (Some(_), ty) => unreachable!("{} has no products in pairs", ty.name()),
+            (None, _) => (self.matmul)(chunk),
+        }
     }
 }
 

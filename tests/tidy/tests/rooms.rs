@@ -60,8 +60,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "engine/kernels/src",
         &[
-            "sync", "pinning", "shares", "pool", "simd", "slab", "aligned", "format", "tiles",
-            "cpu", "table", "compute", "ops", "probe",
+            "sync", "pinning", "shares", "pool", "ahead", "simd", "slab", "aligned", "format",
+            "tiles", "cpu", "table", "compute", "ops", "probe",
         ],
     ),
     (
@@ -149,7 +149,7 @@ const MOST_FILES: usize = 25;
 
 /// Folders with more: those of models have a file for each, and the rest nobody has parted yet.
 const FULLER: &[(&str, usize)] =
-    &[("engine/kernels/tables/tests/kernels", 33), ("engine/models/src/models", 100)];
+    &[("engine/kernels/tables/tests/kernels", 32), ("engine/models/src/models", 100)];
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

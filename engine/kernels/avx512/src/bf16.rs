@@ -44,6 +44,7 @@ macro_rules! on {
     };
 }
 
+#[allow(clippy::duplicate_mod, reason = "the same lanes, with one instruction more")]
 #[path = "lanes.rs"]
 mod lanes;
 pub use lanes::Avx512 as Avx512Bf16;

@@ -4,7 +4,6 @@
 //! Every function here that a table points to is `name::<S>`. It obtains the proof that the CPU has the
 //! instructions of `S`, and runs its op under them.
 
-pub(crate) mod ahead;
 pub(crate) mod attention;
 pub(crate) mod exp;
 pub(crate) mod lanes;

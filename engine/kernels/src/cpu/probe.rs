@@ -3,8 +3,8 @@
 
 use std::hint::black_box;
 
-use super::ahead::asked;
 use super::run;
+use crate::ahead::asked;
 use crate::simd::{Op, Simd};
 
 /// Bytes read in one turn of [`read`].

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::ahead::Cache;
+use crate::ahead::Cache;
 
 /// Sum of sixteen lanes, by the tree of [`Simd::sum`](crate::simd::Simd::sum).
 ///

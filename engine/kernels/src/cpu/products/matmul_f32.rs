@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
-use crate::cpu::ahead::asked;
+use crate::ahead::asked;
 use crate::simd::{LANES, Simd};
 use crate::tiles::products::activations::{FLOAT_SLICE, FloatSlice};
 use crate::tiles::products::matmul::MatmulChunk;

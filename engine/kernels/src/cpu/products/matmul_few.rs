@@ -5,7 +5,8 @@
 
 use std::marker::PhantomData;
 
-use crate::cpu::{ahead, align_stack, run};
+use crate::ahead;
+use crate::cpu::{align_stack, run};
 use crate::simd::{LANES, MAX_TILE, Op, Simd};
 use crate::tiles::products::matmul::MatmulChunk;
 

@@ -8,11 +8,8 @@
 
 use std::marker::PhantomData;
 
-use brigade_quant::GgmlType;
-
 use super::matmul_f32::{Bf16, F16, Float, RUN};
-use super::matmul_many::{AddTiles, MANY_ROWS, SliceKind, Sliced, Sums, add_tiles, slices};
-use crate::Kernels;
+use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles, slices};
 use crate::cpu::probe::pairs;
 use crate::cpu::run;
 use crate::simd::{LANES, Op, Simd, bf16_pair};
@@ -33,9 +30,9 @@ pub(crate) type Round = fn(&[f32], &mut PairSlice);
 pub(crate) struct PairProducts {
     pub(crate) round: Round,
     pub(crate) probe: fn(usize) -> usize,
-    is_as_stated: fn() -> bool,
-    of_f16: fn(&MatmulChunk<'_>),
-    of_bf16: fn(&MatmulChunk<'_>),
+    pub(crate) is_as_stated: fn() -> bool,
+    pub(crate) of_f16: fn(&MatmulChunk<'_>),
+    pub(crate) of_bf16: fn(&MatmulChunk<'_>),
 }
 
 impl PairProducts {
@@ -47,32 +44,6 @@ impl PairProducts {
             is_as_stated: is_as_stated::<S>,
             of_f16: slices::<S, PairTile<F16>>,
             of_bf16: slices::<S, PairTile<Bf16>>,
-        }
-    }
-}
-
-impl Kernels {
-    /// The kernels of products in pairs, if products of `n_rows` rows with weights of type `ty` are such.
-    #[inline]
-    pub(crate) fn pairs_for(&self, ty: GgmlType, n_rows: usize) -> Option<&PairProducts> {
-        let are_paired = matches!(ty, GgmlType::F16 | GgmlType::BF16) && n_rows >= MANY_ROWS;
-        self.pairs.as_ref().filter(|_| are_paired)
-    }
-
-    /// Whether pairs are summed as [`Simd::dot_pairs`] says; `false` of a table without pairs. Makers of processors describe the
-    /// instruction alike, but not every one was tried.
-    pub fn pairs_are_as_stated(&self) -> bool {
-        self.pairs.as_ref().is_some_and(|pairs| (pairs.is_as_stated)())
-    }
-
-    /// Computes one chunk of a product.
-    #[inline]
-    pub(crate) fn multiply(&self, chunk: &MatmulChunk<'_>) {
-        match (self.pairs_for(chunk.w.ty, chunk.n_rows), chunk.w.ty) {
-            (Some(pairs), GgmlType::F16) => (pairs.of_f16)(chunk),
-            (Some(pairs), GgmlType::BF16) => (pairs.of_bf16)(chunk),
-            (Some(_), ty) => unreachable!("{} has no products in pairs", ty.name()),
-            (None, _) => (self.matmul)(chunk),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use super::arithmetic::{Arithmetic, ArithmeticVisitor, with_class};
 use super::matmul_few::{PREFETCH, PanelRows, Tile};
 use super::matmul_many::{AddTiles, SliceKind, Sliced, Sums, add_tiles};
-use crate::cpu::ahead::asked;
+use crate::ahead::asked;
 use crate::format::{BLOCK, Offset, PanelFormat, Scales, VECTORS};
 use crate::simd::Simd;
 use crate::tiles::products::activations::{ActBlock, BlockSlice, SLICE};

@@ -138,9 +138,9 @@ fn pairs_of_bfloat16_agree_on_every_instruction_set() {
     }
     // Halves between two values, and the ends of the range.
     let edge = [
-        1.00390625,
-        1.01171875,
-        -1.00390625,
+        1.0 + 1.0 / 256.0,
+        1.0 + 3.0 / 256.0,
+        -1.0 - 1.0 / 256.0,
         f32::MAX,
         f32::INFINITY,
         f32::NEG_INFINITY,

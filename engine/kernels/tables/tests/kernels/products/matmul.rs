@@ -2,8 +2,8 @@
 
 use bytemuck::Zeroable;
 
-use super::{Rng, close, compute, same_bits, same_bits_everywhere};
 use crate::reference::matmul::{matmul_row, quantize_block, through_8_bits};
+use crate::{Rng, close, compute, same_bits, same_bits_everywhere};
 use brigade_kernels::inner::MANY_ROWS;
 use brigade_kernels::inner::RUN;
 use brigade_kernels::inner::{ACT_BLOCK, ActBlock};

@@ -8,8 +8,8 @@ use brigade_kernels::{
 };
 use brigade_quant::{GgmlType, dequantize_row, quantize_row};
 
-use super::{Rng, close, compute, same_bits};
 use crate::reference::matmul::{matmul_row, through_bf16};
+use crate::{Rng, close, compute, same_bits};
 
 /// Pairs on plain lanes.
 static PLAIN: Kernels = Kernels::with_pairs_of::<Scalar>(&brigade_kernels_reference::TABLE);
@@ -46,7 +46,8 @@ fn rounded(ty: GgmlType, n: usize, bytes: &[u8]) -> Vec<u8> {
     halves.flatten().collect()
 }
 
-fn multiply(compute: &Compute, (ty, rows, cols): Shape, bytes: &[u8], x: &[f32]) -> Vec<f32> {
+fn multiply(compute: &Compute, shape: Shape, bytes: &[u8], x: &[f32]) -> Vec<f32> {
+    let (ty, rows, cols) = shape;
     let w = PackedMatrix::pack(compute, ty, rows, cols, bytes).expect("packs");
     let mut out = vec![f32::NAN; x.len() / cols * rows];
     compute.multiply(&w, x, &mut out);

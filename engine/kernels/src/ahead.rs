@@ -48,11 +48,11 @@ pub(crate) fn asking<T>(cache: Cache, work: impl FnOnce() -> T) -> T {
 }
 
 /// The choice of this process, which computes with one table of kernels.
-pub(super) static CHOICE: Choice = Choice::new();
+pub(crate) static CHOICE: Choice = Choice::new();
 
 /// The choice between both caches, and the comparisons that lead to it.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(crate) struct Choice {
     turns: AtomicU32,
     /// The last time of the first cache, for [`PACE_BYTES`], in nanoseconds; 0: none yet.
     pace: AtomicU64,
@@ -74,7 +74,7 @@ impl Choice {
     }
 
     /// Computes a chunk of few rows, which reads `bytes` of weights.
-    pub(super) fn run(&self, bytes: usize, compute: impl FnOnce()) {
+    pub(crate) fn run(&self, bytes: usize, compute: impl FnOnce()) {
         if let Some(chosen) = self.chosen() {
             return asking(chosen, compute);
         }
@@ -89,7 +89,7 @@ impl Choice {
     }
 
     /// The cache that won, when all votes are there.
-    pub(super) fn chosen(&self) -> Option<Cache> {
+    pub(crate) fn chosen(&self) -> Option<Cache> {
         let [first, second] = [&self.first, &self.second].map(|n| n.load(Ordering::Relaxed));
         let winner = if first > second { Cache::First } else { Cache::Second };
         (first + second >= VOTES).then_some(winner)

@@ -1,0 +1,4 @@
+//! Tests of products.
+
+mod matmul;
+mod pairs;
